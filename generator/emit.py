@@ -59,9 +59,10 @@ _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
 _BATCH_NORM = """\
-BatchNorm in training mode, where no gradient is wanted, on Hopper and large images or volumes, is a
-library of its own, too (BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE), built when first
-called; of images it takes along a softmax over rows that alone reads the norm."""
+BatchNorm in training mode that no kernel of the convolution takes along is on Hopper, of large
+tensors, a library of its own, too (BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE), with its
+gradients, built when first called; where no gradient is wanted it takes along a softmax over an
+image's rows that alone reads the norm."""
 _GROUP_NORM = """\
 GroupNorm that no kernel of the convolution takes along is on Hopper, of large tensors, a library of
 its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its gradients, built when

@@ -17,8 +17,9 @@ _ORDINARY = (
     "and its images are large or many"
 )
 _NORMALISED = (
-    "but on Hopper kernels of ours run it in training mode where no gradient is wanted and its "
-    "images are large or many, and of images a softmax over rows that alone reads it"
+    "; on Hopper a library of ours has kernels for it in training mode, and for its gradients, "
+    "where its tensor is large; where no gradient is wanted they take along a softmax over an "
+    "image's rows that alone reads it"
 )
 _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
@@ -113,7 +114,7 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
             if program.ordinary and is_ordinary_conv(program.reference, item):
                 why = _ORDINARY
             elif "batch_norm" in norms and is_batch_norm(program.reference, item):
-                why = _NORMALISED
+                why += _NORMALISED
             elif "group_norm" in norms and is_group_norm(program.reference, item):
                 why += _GROUP_NORMALISED
             elif item in tail_of:

@@ -100,7 +100,10 @@ def body(
 
 
 def _with_softmax(reference: Reference, plan: Plan) -> list[Fused | Node | NormSoftmax]:
-    """The items of a plan, each BatchNorm together with what alone reads it, a softmax."""
+    """The items of a plan, each BatchNorm together with what alone reads it, a softmax that no tail
+    begins with.
+    """
+    of_tails = {node for tail in plan.tails for node in tail.nodes}
     nodes = [node for item in plan.items for node in _nodes(item)]
     read = [value for node in nodes for value in node.operands()]
     read += leaves(plan.outputs)
@@ -112,6 +115,7 @@ def _with_softmax(reference: Reference, plan: Plan) -> list[Fused | Node | NormS
             and isinstance(before, Node)
             and is_batch_norm(reference, before)
             and is_softmax(reference, item)
+            and item not in of_tails
             and list(item.operands()) == [before.result]
             and read.count(before.result) == 1
             and item.regions == before.regions

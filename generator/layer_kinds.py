@@ -14,13 +14,8 @@ def is_ordinary_conv(reference: Reference, node: Node) -> bool:
 
 def is_batch_norm(reference: Reference, node: Node) -> bool:
     """Is it a BatchNorm that generator/runtime/large_batch_norm.py may serve?"""
-    of_images = _is_layer(reference, node, nn.BatchNorm2d)
-    return of_images or is_volume_batch_norm(reference, node)
-
-
-def is_volume_batch_norm(reference: Reference, node: Node) -> bool:
-    """Is it one of volumes?"""
-    return _is_layer(reference, node, nn.BatchNorm3d)
+    kinds = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+    return any(_is_layer(reference, node, kind) for kind in kinds)
 
 
 def is_group_norm(reference: Reference, node: Node) -> bool:

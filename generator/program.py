@@ -17,7 +17,6 @@ from generator.layer_kinds import (
     is_batch_norm,
     is_group_norm,
     is_ordinary_conv,
-    is_volume_batch_norm,
 )
 from generator.reference import Reference, load_reference
 
@@ -63,12 +62,11 @@ class Program:
     @property
     def norms(self) -> frozenset[str]:
         """The norms that kernels of ours may serve, too, by the names of their libraries: a
-        BatchNorm2d beside ordinary convolutions, which take the same large images, a BatchNorm3d,
-        and a GroupNorm that no kernel has taken along.
+        BatchNorm or a GroupNorm that no kernel has taken along.
         """
         items = [item for plan in self.plans for item in plan.items if not isinstance(item, Fused)]
-        found, batch_norm = set(), is_batch_norm if self.ordinary else is_volume_batch_norm
-        if self.kernels and any(batch_norm(self.reference, item) for item in items):
+        found = set()
+        if self.kernels and any(is_batch_norm(self.reference, item) for item in items):
             found.add("batch_norm")
         if self.kernels and any(is_group_norm(self.reference, item) for item in items):
             found.add("group_norm")

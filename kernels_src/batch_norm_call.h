@@ -1,4 +1,4 @@
-// Argument block of the library of BatchNorm alone, filled by its operator (binding/operator_batch_norm.cpp).
+// Argument block of the library of BatchNorm alone, filled by its operators (binding/operator_batch_norm.cpp).
 #pragma once
 
 #include "call.h"
@@ -6,7 +6,8 @@
 namespace tconv {
 
 // result = (value - mean) / sqrt(var + eps) * weight + bias by the batch's statistics, and softmax over rows of it
-// where it is asked for; value and result are contiguous [batch, channels, plane] in fp32.
+// where it is asked for; or, where grad is not null, the gradients behind it. Tensors are contiguous
+// [batch, channels, plane] in fp32.
 struct BatchNormCall {
   ConvCall conv;           // workspace, stream
   BatchNormPoolArgs norm;  // without its pool
@@ -14,6 +15,10 @@ struct BatchNormCall {
   void* result;
   int64_t batch, channels, plane;
   int64_t softmax_width;  // columns of a row, or 0 without softmax
+  const void* grad;       // of the result, without softmax
+  void* grad_value;
+  void* grad_weight;  // [channels] or null where not wanted
+  void* grad_bias;    // likewise
 };
 
 }  // namespace tconv

@@ -250,11 +250,15 @@ def _weights_alone_are_finite(solution: dict, dtype: torch.dtype) -> bool:
 
 
 def _normalised_is_finite(solution: dict, x: torch.Tensor) -> bool:
-    """By the kernels of BatchNorm alone, which serve larger images, and every vector there is."""
+    """By the kernels of BatchNorm alone, which serve larger images, and every vector there is; and
+    the gradients of value, weight and bias.
+    """
     vectors = [torch.rand(x.shape[1]).to("cuda") for _ in range(4)]
-    counted = torch.tensor(2).to("cuda")
-    normalise = solution["_batch_norm_kernels"]()
+    counted, grad = torch.tensor(2).to("cuda"), torch.randn(x.shape).to("cuda")
+    library = solution["_batch_norm_library"]()
+    normalise = library.normalise.default
     found = [normalise(x, *vectors, counted, 0.0, 1e-5, False)]
+    found += library.backward.default(grad, x, vectors[0], 1e-5, True, True)
     if x.shape[3] in solution["_SOFTMAX_WIDTHS"]:
         found.append(normalise(x, *vectors, counted, 0.0, 1e-5, True))
     return all(bool(t.cpu().isfinite().all()) for t in (*found, *vectors))

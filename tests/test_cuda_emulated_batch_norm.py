@@ -64,7 +64,7 @@ def test_softmax_of_what_is_not_finite(emulated_batch_norm, value):
 def test_what_is_refused_is_named(emulated_batch_norm):
     given = CASES[0].tensors()
     for changed, error, said in (
-        ({"value": given["value"][0]}, RuntimeError, "value must have 4 dimensions"),
+        ({"value": given["value"][0, 0]}, RuntimeError, "value must have 3 dimensions or more"),
         ({"value": given["value"][:1, :, :1, :1]}, ValueError, "expected more than 1 value"),
         ({"value": given["value"].double()}, RuntimeError, "weight must have the input's dtype"),
         ({"weight": given["weight"][1:]}, RuntimeError, "weight must have shape"),
@@ -75,3 +75,19 @@ def test_what_is_refused_is_named(emulated_batch_norm):
             emulated_batch_norm.normalise(*(given | changed).values(), 0.1, 1e-5, False)
     with emulated_batch_norm.on(), pytest.raises(RuntimeError, match="rows of 64, 128, 256 or 512"):
         emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, True)
+    volume = given | {"value": torch.zeros(2, 3, 2, 3, 64)}
+    with emulated_batch_norm.on(), pytest.raises(RuntimeError, match="rows of 64, 128, 256 or 512"):
+        emulated_batch_norm.normalise(*volume.values(), 0.1, 1e-5, True)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 48), (2, 3, 2, 4, 6)], ids=str)
+def test_any_number_of_dimensions(emulated_batch_norm, shape):
+    images, others = CASES[0].tensors(), CASES[0].tensors()
+    others["value"] = others["value"].view(shape)
+    with emulated_batch_norm.on():
+        found = [
+            emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, False)
+            for given in (images, others)
+        ]
+    assert found[1].shape == shape and torch.equal(found[0].view(shape), found[1])
+    assert torch.equal(images["running_var"], others["running_var"])

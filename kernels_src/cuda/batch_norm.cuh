@@ -1,8 +1,10 @@
 // BatchNorm by a batch's statistics, of a tensor in memory: moments of pieces of planes -> one affine map per channel
-// -> the maps applied, and softmax over rows where it is asked for. The tensor is read twice and written once.
+// -> the maps applied, and softmax over rows where it is asked for. The tensor is read twice and written once. And its
+// gradients.
 #pragma once
 
 #include "../batch_norm_call.h"
+#include "batch_norm_backward.cuh"
 #include "batch_norm_plan.cuh"
 #include "batch_norm_softmax.cuh"
 
@@ -14,12 +16,21 @@ inline norm::BatchNormPlan<float> batch_norm_plan(const BatchNormCall& call, nor
 }
 
 inline int64_t batch_norm_workspace_bytes(const BatchNormCall& call) {
+  if (call.grad != nullptr) {
+    WorkspacePlaces places(nullptr);
+    const BatchNormBackward made(call, places);
+    return places.bytes();
+  }
   norm::WorkspaceLayout layout;
   batch_norm_plan(call, layout);
   return layout.bytes();
 }
 
 inline int64_t launch_batch_norm(const BatchNormCall& call) {
+  if (call.grad != nullptr) {
+    WorkspacePlaces places(call.conv.workspace);
+    return BatchNormBackward(call, places).run();
+  }
   norm::WorkspaceLayout layout;
   const norm::BatchNormPlan<float> plan = batch_norm_plan(call, layout);
   const auto stream = static_cast<cudaStream_t>(call.conv.stream);

@@ -150,9 +150,9 @@ class EmulatedLibrary:
 class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
-    "batch_norm_pool_gradient"), which has the first; or that of a norm alone: BatchNorm
-    ("batch_norm"), whose operator is `normalise`, or GroupNorm ("group_norm"), which has both; or
-    that of tails ("tail") or of their gradients ("tail_gradient"), with an operator for each.
+    "batch_norm_pool_gradient"), which has the first; or that of a norm alone ("batch_norm",
+    "group_norm"), whose operators are `normalise` and `backward`; or that of tails ("tail") or of
+    their gradients ("tail_gradient"), with an operator for each.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
@@ -190,8 +190,6 @@ class EmulatedGradients(EmulatedLibrary):
             return
         if entry in ("batch_norm", "group_norm"):
             self.normalise = self.namespace.normalise.default
-        if entry == "batch_norm":
-            return
         self.backward = self.namespace.backward.default
         if entry == "gradients":
             self.convolve = self.namespace.convolve.default
