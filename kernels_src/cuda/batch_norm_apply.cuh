@@ -19,12 +19,13 @@ struct BatchNormApplyConfig {
   static int64_t num_pieces(int64_t plane) { return ceil_div(plane, kPiece); }
 };
 
-// in_vectors: planes begin and end at vectors' boundaries.
+// alike: in and out begin equally far behind vectors' boundaries, so that a piece of theirs is whole vectors but for
+// its ends.
 template <typename S>
 __global__ void __launch_bounds__(BatchNormApplyConfig<S>::kThreads)
     batch_norm_apply_kernel(const S* __restrict__ in, const ChannelAffine<AccOf<S>>* __restrict__ table,
                             S* __restrict__ out, unsigned num_planes, unsigned channels, int64_t plane,
-                            unsigned num_pieces, bool in_vectors) {
+                            unsigned num_pieces, bool alike) {
   using Config = BatchNormApplyConfig<S>;
   constexpr int kVector = Config::kVector;
   const int lane = threadIdx.x % kWarp;
@@ -37,25 +38,40 @@ __global__ void __launch_bounds__(BatchNormApplyConfig<S>::kThreads)
   out += plane_idx * plane + first;
   const ChannelAffine<AccOf<S>> affine = table[plane_idx % channels];
 
-  if (!in_vectors) {
+  const auto apply = [&](S v) { return to_storage<S>(affine.apply(to_acc(v))); };
+  if (!alike) {
 #pragma unroll 4
-    for (int i = lane; i < count; i += kWarp) out[i] = to_storage<S>(affine.apply(to_acc(in[i])));
+    for (int i = lane; i < count; i += kWarp) out[i] = apply(in[i]);
     return;
   }
+  const int shift = elements_past_boundary(in);
   Vector<S, 16> vectors[Config::kVectorsPerLane];
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerLane; ++i) {
-    const int at = (i * kWarp + lane) * kVector;
-    if (at < count) vectors[i] = load_streaming<S, 16>(in + at);
+    const int at = (i * kWarp + lane) * kVector - shift;
+    if (at >= 0 && at + kVector <= count) {
+      vectors[i] = load_streaming<S, 16>(in + at);
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      if (at + j >= 0 && at + j < count) vectors[i].values[j] = in[at + j];
   }
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerLane; ++i) {
-    const int at = (i * kWarp + lane) * kVector;
-    if (at >= count) break;
+    const int at = (i * kWarp + lane) * kVector - shift;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) vectors[i].values[j] = to_storage<S>(affine.apply(to_acc(vectors[i].values[j])));
-    *reinterpret_cast<Vector<S, 16>*>(out + at) = vectors[i];  // read next, so kept in the caches
+    for (int j = 0; j < kVector; ++j) vectors[i].values[j] = apply(vectors[i].values[j]);
+    if (at >= 0 && at + kVector <= count) {
+      *reinterpret_cast<Vector<S, 16>*>(out + at) = vectors[i];  // read next, so kept in the caches
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      if (at + j >= 0 && at + j < count) out[at + j] = vectors[i].values[j];
   }
+  const int behind = Config::kPiece - shift + lane;  // the vectors' last one ends before the piece does
+  if (lane < shift && behind < count) out[behind] = apply(in[behind]);
 }
 
 template <typename S>
@@ -65,10 +81,9 @@ int64_t launch_batch_norm_apply(const S* in, const ChannelAffine<AccOf<S>>* tabl
   const int64_t num_pieces = Config::num_pieces(plane);
   const int64_t blocks = ceil_div(batch * channels * num_pieces, Config::kWarps);
   if (blocks * Config::kWarps > UINT32_MAX) return cudaErrorInvalidConfiguration;  // warps are numbered in 32 bits
-  const bool in_vectors =
-      plane % Config::kVector == 0 && elements_past_boundary(in) == 0 && elements_past_boundary(out) == 0;
+  const bool alike = elements_past_boundary(in) == elements_past_boundary(out);
   return launch(batch_norm_apply_kernel<S>, blocks, Config::kThreads, stream, in, table, out, batch * channels,
-                channels, plane, num_pieces, in_vectors);
+                channels, plane, num_pieces, alike);
 }
 
 }  // namespace norm

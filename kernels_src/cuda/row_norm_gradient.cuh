@@ -23,9 +23,9 @@ struct RowNormGradientConfig {
   static constexpr int kWarps = kThreads / norm::kWarp;
   static constexpr int kVector = kVectorOf, kHeld = kHeldOf, kValues = kVector * kHeld;
   static constexpr int kMostOfRow = norm::kWarp * kValues;
-  static constexpr int kRows = kValues == 1 ? 4 : (kValues <= 8 ? 2 : 1);  // at once, for loads in flight
-  static constexpr int kFewestResident = kValues >= 16 ? 2 : 4;            // blocks
-  static constexpr int kBlocksPerProcessor = 8;                            // each leaves a part of the sums
+  static constexpr int kRows = kValues < 4 ? 4 / kValues : 1;    // at once, for loads in flight
+  static constexpr int kFewestResident = kValues >= 16 ? 2 : 4;  // blocks
+  static constexpr int kBlocksPerProcessor = 8;                  // each leaves a part of the sums
   using Values = RowValues<S, kVector>;
 };
 
