@@ -66,33 +66,36 @@ __device__ __forceinline__ int chunk_place(int i, int j, bool in_vectors) {
                     : (i * Config::kVector + j) * Config::kThreads + thread;
 }
 
-// The thread's values of a chunk, `absent` where there is none. `present`: how many the chunk has.
+// The thread's values [i][...] of a chunk, `absent` where there is none. `present`: how many the chunk has.
+template <typename S>
+__device__ __forceinline__ void load_of_chunk(float (&held)[PlaneSoftmaxConfig<S>::kVector], int i, const S* from,
+                                              int present, bool in_vectors, float absent) {
+  using Config = PlaneSoftmaxConfig<S>;
+  if (in_vectors) {
+    norm::Vector<S, 16> vector;
+    const int at = chunk_place<S>(i, 0, true);
+    if (at < present) vector = *reinterpret_cast<const norm::Vector<S, 16>*>(from + at);
+#pragma unroll
+    for (int j = 0; j < Config::kVector; ++j) held[j] = at < present ? norm::to_acc(vector.values[j]) : absent;
+  } else {
+#pragma unroll
+    for (int j = 0; j < Config::kVector; ++j) {
+      const int at = chunk_place<S>(i, j, false);
+      held[j] = at < present ? norm::to_acc(from[at]) : absent;
+    }
+  }
+}
+
+// All of them.
 template <typename S>
 __device__ __forceinline__ void load_chunk(float (&held)[PlaneSoftmaxConfig<S>::kHeld][PlaneSoftmaxConfig<S>::kVector],
                                            const S* from, int present, bool in_vectors, float absent = -INFINITY) {
-  using Config = PlaneSoftmaxConfig<S>;
-  constexpr int kVector = Config::kVector;
   if (in_vectors) {
-    norm::Vector<S, 16> vectors[Config::kHeld];
 #pragma unroll
-    for (int i = 0; i < Config::kHeld; ++i) {
-      const int at = (i * Config::kThreads + static_cast<int>(threadIdx.x)) * kVector;
-      if (at < present) vectors[i] = *reinterpret_cast<const norm::Vector<S, 16>*>(from + at);
-    }
-#pragma unroll
-    for (int i = 0; i < Config::kHeld; ++i) {
-      const int at = (i * Config::kThreads + static_cast<int>(threadIdx.x)) * kVector;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) held[i][j] = at < present ? norm::to_acc(vectors[i].values[j]) : absent;
-    }
+    for (int i = 0; i < PlaneSoftmaxConfig<S>::kHeld; ++i) load_of_chunk<S>(held[i], i, from, present, true, absent);
   } else {
 #pragma unroll
-    for (int i = 0; i < Config::kHeld; ++i)
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        const int at = (i * kVector + j) * Config::kThreads + static_cast<int>(threadIdx.x);
-        held[i][j] = at < present ? norm::to_acc(from[at]) : absent;
-      }
+    for (int i = 0; i < PlaneSoftmaxConfig<S>::kHeld; ++i) load_of_chunk<S>(held[i], i, from, present, false, absent);
   }
 }
 

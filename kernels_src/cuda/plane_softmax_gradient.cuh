@@ -40,20 +40,21 @@ __global__ void __launch_bounds__(PlaneSoftmaxConfig<S>::kThreads)
   const PlaneSoftmaxArgs<S>& a = args.softmax;
   __shared__ float shared[Config::kThreads / 32];
   const BlockChunk<S> chunk(a, true);
-  float value[Config::kHeld][Config::kVector], grad[Config::kHeld][Config::kVector];
-  load_chunk<S>(value, a.value + chunk.begin, chunk.present, a.in_vectors);
-  load_chunk<S>(grad, args.grad + chunk.begin, chunk.present, a.in_vectors, 0.0f);
   const PlaneScale of_plane = plane_scale(a, chunk.plane, shared);
   const uint32_t sample = a.by_channels.quotient(chunk.plane), channel = chunk.plane - sample * a.channels;
   float product = 0, of_operands[kMostSums<Step>] = {};
-#pragma unroll
-  for (int i = 0; i < Config::kHeld; ++i)
+#pragma unroll 2  // more take registers that there are not
+  for (int i = 0; i < Config::kHeld; ++i) {
+    float value[Config::kVector], grad[Config::kVector];
+    load_of_chunk<S>(value, i, a.value + chunk.begin, chunk.present, a.in_vectors, -INFINITY);
+    load_of_chunk<S>(grad, i, args.grad + chunk.begin, chunk.present, a.in_vectors, 0.0f);
 #pragma unroll
     for (int j = 0; j < Config::kVector; ++j) {
       if (chunk_place<S>(i, j, a.in_vectors) >= chunk.present) continue;
-      ahead_of_steps<Step, S>(a, of_plane, channel, value[i][j], grad[i][j], of_operands);
-      product += value[i][j] * grad[i][j];
+      ahead_of_steps<Step, S>(a, of_plane, channel, value[j], grad[j], of_operands);
+      product += value[j] * grad[j];
     }
+  }
   product = over_block(product, shared, added);
   if (threadIdx.x == 0) args.products[chunk.number] = product;
   const int64_t row = int64_t{sample} * a.chunks + (chunk.number - chunk.plane * a.chunks);
