@@ -8,11 +8,13 @@ from tests.builds_ahead import (
     GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
+    VOLUME_CHAIN_GRADIENTS,
     VOLUME_GRADIENTS,
     cuda_source_of,
 )
 
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
+LIBRARIES += [VOLUME_CHAIN_GRADIENTS]
 
 
 def test_the_source_is_whole_again(shelf):
@@ -49,7 +51,10 @@ def test_sources_of_chains_gradients_are_whole_again(shelf, name, library, entry
     solution, volumes = shelf[name].solution, name == "grouped_volumes"
     _, operator, cuda = solution[library]
     assert operator == f"\n{gradient_operator_source(entry, volumes)}"
-    assert solution["_GRADIENT_OPERATOR"] == f"\n{gradient_operator_source(volumes=volumes)}"
+    assert (
+        solution["_GRADIENT_OPERATOR"]
+        == f"\n{gradient_operator_source(volumes=volumes, chained=volumes)}"
+    )
     assert "====" not in cuda + solution["_GRADIENT_CUDA"] and f"entry_{entry}.cu" in cuda
 
 

@@ -67,7 +67,9 @@ PACKED = {
     "dilated": layer(
         size=(3, 4, 18), kernel=(2, 3, 3), padding=(0, 2, 3), dilation=(2, 1, 3), batch=3
     ),
-    "many_rows": layer(batch=1, size=(1, 26, 8), kernel=(1, 2, 2), stride=(1, 2, 2)),
+    "many_rows": layer(
+        batch=1, size=(1, 26, 8), kernel=(1, 2, 2), stride=(1, 2, 2), padding=(0, 1, 1)
+    ),
 }
 # Those where it is formed first: outputs that no tap reaches, in depth or in rows, classes that
 # share eight channels, taps whose channels would more than double.
