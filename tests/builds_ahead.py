@@ -39,6 +39,7 @@ GROUP_NORM = KERNELS / "cuda" / "entry_group_norm.cu"
 TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
+LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")  # VOLUME_CHAIN_GRADIENTS with those
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 # GRADIENTS with the chains of NORM_GRADIENTS, and some that read tensors of the output's shape.
@@ -89,6 +90,9 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(
             chains=_long_chains(), short=True, skipped=True, ahead=True, several=True
         )
+    if path == LONG_VOLUME_CHAINS:
+        forms = {"short": True, "skipped": True, "ahead": True, "several": True}
+        return gradient_cuda_source(volumes=True, chains=_long_chains(), **forms)
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))

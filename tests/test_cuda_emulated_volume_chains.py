@@ -12,9 +12,10 @@ from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gradient_tools import DISTRIBUTIONS
 from tests.norm_gradient_tools import CHAINS
+from tests.random_dimensions import volume
 from tests.sweeps import swept
 from tests.test_cuda_emulated_volume_gradients import check as check_volumes
-from tests.test_cuda_emulated_volume_gradients import exact, found_in
+from tests.test_cuda_emulated_volume_gradients import exact, for_weight_alone, found_in, operands
 from tests.volume_chain_tools import (
     DECLINED,
     PACKED,
@@ -46,8 +47,10 @@ def test_right(emulated_volume_chain_gradients, given):
     check(found, truth(case, given, chain), torch.float32, name)
 
 
-@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
-@pytest.mark.parametrize("name", swept(PACKED, ("two_apart", "rows", "groups").__contains__))
+@pytest.mark.parametrize(
+    "dtype", swept(ALLOWED, (torch.float32, torch.float16).__contains__), ids=str
+)
+@pytest.mark.parametrize("name", swept(PACKED, ("two_apart", "groups").__contains__))
 def test_nothing_behind_is_a_packing_of_what_comes_in(emulated_volume_chain_gradients, name, dtype):
     """The same bits as of a gradient that lies in memory; in 16 bits what lacks taps may be
     declined by both.
@@ -64,7 +67,7 @@ def test_nothing_behind_is_a_packing_of_what_comes_in(emulated_volume_chain_grad
         assert all(torch.equal(found[PLACES[of]], made) for of, made in wanted.items())
 
 
-@pytest.mark.parametrize("factor", [1.0, 1e-9])
+@pytest.mark.parametrize("factor", swept([1.0, 1e-9], (1e-9).__eq__))
 @pytest.mark.parametrize("name", swept(PACKED, ("two_apart", "rows").__contains__))
 def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(
     emulated_volume_chain_gradients, name, factor
@@ -276,6 +279,20 @@ def test_random_layers(emulated_volume_chain_gradients, first):
             check(found, truth(case, given, chain), dtype, (seed, case))
             served += 1
     assert served >= 4
+
+
+@pytest.mark.parametrize("first", swept(range(0, 40, 10), (0,).__contains__))
+def test_gradients_by_themselves(emulated_volume_chain_gradients, first):
+    """Of x or the weight, in the same library, which launches some kernels otherwise."""
+    library, served = emulated_volume_chain_gradients, {"weight": 0, "input": 0}
+    for seed in range(first, first + 10):
+        case = for_weight_alone(volume(seed))
+        made = operands(case, torch.float32)
+        for of in served if made is not None else ():
+            with library.on(seed=seed, detect_races=True), forced("hopper"):
+                served[of] += check_volumes(library, of, case, *made)
+                assert library.races() == [], case
+    assert min(served.values()) >= 3
 
 
 @pytest.mark.parametrize("stride", [1, 2])
