@@ -9,6 +9,7 @@ from generator.calls import (
     interleaves,
     joins_columns,
     lacks_taps,
+    packs_chain,
     pairs_rows,
     splits_channels,
     sums_many_channels,
@@ -170,7 +171,7 @@ class Kernels:
     def packs_volumes(self) -> bool:
         """Has it those of volumes' chains, formed as they are packed, where that is served?"""
         behind = [kernel for kernel in self.all if kernel.library == "NORM_"]
-        if not self.own_gradients or not self.volumes or self.whole:
+        if not self.own_gradients or self.whole or not any(map(packs_chain, self.calls)):
             return False
         reads = any(step.reads_values for kernel in behind for step in kernel.chain)
         return reads and all(kernel.fused.entry == "conv" for kernel in behind)
