@@ -154,6 +154,17 @@ def splits_channels(fused: Fused) -> bool:
     return fused.dimensions > 1 and max(in_channels // given["groups"], out_channels) >= 256
 
 
+def packs_chain(fused: Fused) -> bool:
+    """Has it steps behind a volume whose channels (of a group) are whole eights, or not known?"""
+    given = given_to(fused)
+    in_channels, out_channels, *_ = given["weight"].shape
+    if fused.dimensions != 3 or not fused.steps:
+        return False
+    if not all(isinstance(size, int) for size in (in_channels, out_channels, given["groups"])):
+        return True
+    return in_channels // given["groups"] % 8 == 0 and out_channels % 8 == 0
+
+
 def has_short_passes(fused: Fused) -> bool:
     """Are columns two apart, or not known to be others? Then few taps are an output's, and what
     a pass takes beside its products counts (kernels_src/cuda/conv_transpose_hopper_short_pass.cuh).

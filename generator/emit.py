@@ -48,6 +48,9 @@ Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CU
 NORM_GRADIENT_OPERATOR_SOURCE)."""
 _CHAIN_GRADIENTS = """\
 Those through element-wise steps are in it, too."""
+_PACKED_VOLUMES = """\
+Where it packs volumes for both of the convolution's, those through element-wise steps are formed in
+that, the output's gradient itself is not in memory."""
 _FROM_RESULT = """\
 Where PyTorch forms the gradient of the last step from its result (relu, tanh, sigmoid, exp, sqrt,
 rsqrt, reciprocal), forward keeps that, as PyTorch does; backward computes no convolution again."""
@@ -255,6 +258,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
 
 def _gradients(kernels: Kernels) -> str:
     parts = [_GRADIENTS, *[_CHAIN_GRADIENTS] * kernels.chained]
+    parts += [_PACKED_VOLUMES] * kernels.packs_volumes
     from_result = any(kernel.keeps_result for kernel in kernels.all)
     parts += [_FROM_RESULT] * ((kernels.chained or kernels.volumes) and from_result)
     for prefix, said in (("NORM_", _NORM_GRADIENTS), ("POOL_", _POOL_GRADIENTS)):

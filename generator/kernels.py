@@ -10,6 +10,7 @@ from generator.calls import (
     interleaves,
     joins_columns,
     lacks_taps,
+    packs_chain,
     pairs_rows,
     splits_channels,
     sums_many_channels,
@@ -167,13 +168,23 @@ class Kernels:
         behind = any(kernel.library == "NORM_" for kernel in self.all)
         return self.own_gradients and not self.volumes and behind
 
+    @property
+    def packs_volumes(self) -> bool:
+        """Has it those of volumes' chains, formed as they are packed, where that is served?"""
+        behind = [kernel for kernel in self.all if kernel.library == "NORM_"]
+        if not self.own_gradients or self.whole or not any(map(packs_chain, self.calls)):
+            return False
+        reads = any(step.reads_values for kernel in behind for step in kernel.chain)
+        return reads and all(kernel.fused.entry == "conv" for kernel in behind)
+
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
         """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:
             return {}
         norm_chains = self._chains("NORM_")
-        chains = gradient_header(norm_chains, True, self.whole) if self.chained else None
+        both = self.chained or self.packs_volumes
+        chains = gradient_header(norm_chains, True, self.whole) if both else None
         libraries = [("", "gradients", chains)]
         for prefix, library in _LIBRARIES.items():
             if (chains := self._chains(prefix)) and not (prefix == "NORM_" and self.chained):
@@ -192,7 +203,7 @@ class Kernels:
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = without_shared_lines(cuda, whole)
             if not prefix:
                 whole[_GRADIENTS] = f"\n{cuda}"
-            chained = self.chained and not prefix
+            chained = both and not prefix
             source = gradient_operator_source(library, self.volumes, chained, tensors)
             source = without_shared_lines(source, self._given("CPU_SOURCE", "OPERATOR_SOURCE"))
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source

@@ -63,7 +63,8 @@ class _Collected:
     def __init__(self, kernels: Kernels):
         self._own_gradients = kernels.own_gradients
         self._norm_gradients = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
-        self._chained, self._whole = kernels.chained, kernels.whole
+        self._others = {"chained_": kernels.chained, "tensors_": kernels.whole}
+        self._others["packed_"] = kernels.packs_volumes
         self.shared: list[Statement] = []
         self.of_entry: dict[str, list[Statement]] = {}
         self._seen: set[str] = set()
@@ -87,7 +88,7 @@ class _Collected:
                         self.collect(name)
                     continue
             place.append(statement)
-        for prefix, wanted in (("chained_", self._chained), ("tensors_", self._whole)):
+        for prefix, wanted in self._others.items():
             if wanted and (RUNTIME / f"{prefix}{module}.py").exists():
                 self._replace(place, f"{prefix}{module}")
                 break

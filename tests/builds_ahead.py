@@ -40,12 +40,15 @@ TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
 TAIL_GRADIENTS = KERNELS / "cuda" / "entry_tail_gradient.cu"  # likewise
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
+LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")  # VOLUME_CHAIN_GRADIENTS with those
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 # GRADIENTS with the chains of NORM_GRADIENTS, and some that read tensors of the output's shape.
 CHAINED_GRADIENTS = Path("chained_gradients")
 # Without those, with a spare workspace for one image: the batch goes by in several slices.
 SLICED_GRADIENTS = Path("sliced_gradients")
+# VOLUME_GRADIENTS with the chains of NORM_GRADIENTS, packed a few small volumes at a time.
+VOLUME_CHAIN_GRADIENTS = Path("volume_chain_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
@@ -61,6 +64,7 @@ EMULATED_GRADIENTS = {
     "emulated_tail": TAILS,
     "emulated_tail_gradients": TAIL_GRADIENTS,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
+    "emulated_volume_chain_gradients": VOLUME_CHAIN_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
     "emulated_sliced_gradients": SLICED_GRADIENTS,
     "emulated_many_channels_gradients": MANY_CHANNELS_GRADIENTS,
@@ -71,7 +75,7 @@ OPTIMISED = dict.fromkeys(
     (
         *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS),
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
-        MANY_CHANNELS_GRADIENTS,
+        *(MANY_CHANNELS_GRADIENTS, VOLUME_CHAIN_GRADIENTS),
     ),
     "-O1",
 )
@@ -89,6 +93,9 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(
             chains=_long_chains(), short=True, skipped=True, ahead=True, several=True
         )
+    if path == LONG_VOLUME_CHAINS:
+        forms = {"short": True, "skipped": True, "ahead": True, "several": True}
+        return gradient_cuda_source(volumes=True, chains=_long_chains(), **forms)
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))
@@ -108,6 +115,10 @@ def cuda_source_of(path: Path) -> str:
     if path == VOLUME_GRADIENTS:
         forms = {"short": True, "skipped": True, "ahead": True}
         return gradient_cuda_source(volumes=True, few_channels=_few_channels(), **forms)
+    if path == VOLUME_CHAIN_GRADIENTS:
+        forms = {"short": True, "skipped": True, "ahead": True}
+        chains = chains_header(counted=True)
+        return _in_small_goes(gradient_cuda_source(volumes=True, chains=chains, **forms))
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 
@@ -116,6 +127,13 @@ def _in_small_slices(text: str) -> str:
     given = "kSpareBytes = int64_t{96} << 20"
     assert text.count(given) == 1
     return text.replace(given, "kSpareBytes = 0")
+
+
+def _in_small_goes(text: str) -> str:
+    """Volumes of the tests' layers are then packed one by one, or two at a time."""
+    given = "kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20"
+    assert text.count(given) == 1
+    return text.replace(given, "kPackedBytes = 600 << 10, kMostPackedBytes = kPackedBytes")
 
 
 def _few_channels() -> str:

@@ -26,6 +26,7 @@ from tests.builds_ahead import (
     SLICED_GRADIENTS,
     TAIL_GRADIENTS,
     TAILS,
+    VOLUME_CHAIN_GRADIENTS,
     VOLUME_GRADIENTS,
     VOLUME_ONLY,
     BuildsAhead,
@@ -194,6 +195,13 @@ def emulated_volume_gradients(builds_ahead):
     """That of solutions with layers of three dimensions, likewise."""
     built = builds_ahead.gradients[VOLUME_GRADIENTS].result()
     return emulator.EmulatedGradients(built, volumes=True)
+
+
+@pytest.fixture(scope="session")
+def emulated_volume_chain_gradients(builds_ahead):
+    """The same with gradients through chains, likewise."""
+    built = builds_ahead.gradients[VOLUME_CHAIN_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, volumes=True, chained=True)
 
 
 @pytest.fixture(scope="session")

@@ -46,12 +46,14 @@ CHAIN = "soft_activations"  # whose gradient is formed as it is packed
 GROUPED = "grouped_volumes"  # whose GroupNorm has a library of its own
 NORMED = "normed_volumes"  # whose tails have one
 JOINED = "joined_volumes"  # whose value is kept, and one of whose gradients two operands share
+PACKED = "packed_volumes"  # whose chain's gradient is formed as volumes are packed
 NUMBERS = (
     "69",
     "19",
     "11",
     VOLUME_ONLY,
     CHAIN,
+    PACKED,
     MANY_CHANNELS,
     RESIDUAL,
     JOINED,
@@ -146,6 +148,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(CHAIN, (24, 72, 2.0), (2, 24, 7, 42), dtype, "hopper")
             yield Run(CHAIN, (24, 64, 2.0), (2, 24, 7, 42), dtype, "hopper")  # two planes at once
             yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first
+            yield Run(PACKED, (24, 40, 1), (2, 24, 3, 5, 42), dtype, "hopper")
+            yield Run(PACKED, (24, 64, 2), (3, 24, 3, 5, 42), dtype, "hopper")  # two planes at once
             # Operands of the output's shape: the chain's rest, and its gradients.
             yield Run(RESIDUAL, (), (2, 24, 7, 42), dtype, "hopper")
             # Gathered, of 128 and of 256 pixels a tile; output channels in parts.

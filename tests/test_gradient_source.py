@@ -2,17 +2,23 @@
 
 import pytest
 
+from generator.kernels import sources
+from generator.operator_layer import runtime_statements
+from generator.program import ambient_kept, read_program
 from generator.sources import gradient_cuda_source, gradient_operator_source
 from tests.builds_ahead import (
     CHAIN_GRADIENTS,
     GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
+    VOLUME_CHAIN_GRADIENTS,
     VOLUME_GRADIENTS,
     cuda_source_of,
 )
+from tests.solution_tools import REFERENCES
 
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
+LIBRARIES += [VOLUME_CHAIN_GRADIENTS]
 
 
 def test_the_source_is_whole_again(shelf):
@@ -49,7 +55,10 @@ def test_sources_of_chains_gradients_are_whole_again(shelf, name, library, entry
     solution, volumes = shelf[name].solution, name == "grouped_volumes"
     _, operator, cuda = solution[library]
     assert operator == f"\n{gradient_operator_source(entry, volumes)}"
-    assert solution["_GRADIENT_OPERATOR"] == f"\n{gradient_operator_source(volumes=volumes)}"
+    assert (
+        solution["_GRADIENT_OPERATOR"]
+        == f"\n{gradient_operator_source(volumes=volumes, chained=volumes)}"
+    )
     assert "====" not in cuda + solution["_GRADIENT_CUDA"] and f"entry_{entry}.cu" in cuda
 
 
@@ -75,3 +84,24 @@ def test_it_does_not_compile_in_parts(library):
     """Forwards' texts do, with which it shares headers (kernels_src/cuda/dtype_parts.h)."""
     text = cuda_source_of(library)
     assert "TCONV_WITHOUT" not in text and "PART" not in text and "LEFT_OUT" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "packs"),
+    [
+        ("packed_volumes", True),
+        ("grouped_volumes", True),
+        ("few_channels", False),  # seven of them
+        ("joined_volumes", False),  # of tensors of the output's shape
+        ("volume_only", False),  # nothing behind
+    ],
+)
+def test_volumes_whose_chains_are_packed(name, packs):
+    with ambient_kept():
+        made = sources(read_program(REFERENCES / f"{name}.py"))
+    operator = made.gradient_sources["GRADIENT_OPERATOR_SOURCE"]
+    assert made.packs_volumes == packs == ("depth_chain_gradients" in operator)
+    assert "NORM_GRADIENT_CUDA_SOURCE" in made.gradient_sources or not packs
+    written = "\n".join(s.text for s in runtime_statements(made, "_in_three_dimensions"))
+    assert written.count("def _packed_gradients") == 1
+    assert ("_count_packed_flops" in written) == packs

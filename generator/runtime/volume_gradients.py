@@ -61,9 +61,14 @@ def _gradients_of_volumes(ctx, grad) -> list:
             return _differentiated(other, tensors, axes, groups, grad, needs, False)
         return _pytorch_gradients(grad, x, weight, axes, groups, needs)
     # To the steps a volume is an image, its slices below each other.
-    plane, sums = grad.contiguous().flatten(2, 3), None
+    grad = grad.contiguous()
+    plane, sums = grad.flatten(2, 3), None
     if _chain_needs_values(steps):
         number = number if of_result is None else of_result
+        of_chain = vectors, value, number
+        at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
+        if at_once is not None:
+            return at_once
         if value is None:
             value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
         if value is None:
@@ -91,6 +96,13 @@ def _run_with_value(steps, *operands) -> tuple:
     or None)
     """
     return _run_volumes(*operands), None
+
+
+def _packed_gradients(grad, x, weight, bias, axes, groups: int, of_chain, needs) -> list | None:
+    """What _gradients_of_volumes returns, or None where another way is to be taken. of_chain: its
+    operands; its result, where backward reads that, or None; its number.
+    """
+    return None
 
 
 def _before_chain(grad, value, vectors, needs, steps, chain: int) -> tuple:

@@ -104,9 +104,14 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace tconv
 
 #ifdef TCONV_GRADIENT_CHAINS
+#ifdef TCONV_WALKS_DEPTH
+#include "operator_depth_chain_gradients.h"
+TCONV_REGISTER_DEPTH_CHAINS
+#else
 #include "operator_chain_gradients.h"
 TCONV_IMPLEMENT_CHAINS(CPU)
 TCONV_IMPLEMENT_CHAINS(CUDA)
+#endif
 #endif
 #ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::GradientCall)
@@ -119,7 +124,9 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
   library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
 #ifdef TCONV_GRADIENT_CHAINS
+#ifndef TCONV_WALKS_DEPTH
   library.def(TCONV_CHAIN_SCHEMA);
+#endif
 #endif
 }
 #define TCONV_IMPLEMENT(device)                          \

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "chain_packer.cuh"
+#ifndef TCONV_WALKS_DEPTH
 #include "chain_slices.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -28,11 +30,22 @@ inline bool covered_once(const SlidingAxis& axis, int64_t out, int64_t stride, i
 
 // Of the convolution's gradients, whose g is to be formed as it is packed.
 inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
+#ifdef TCONV_WALKS_DEPTH
+  // Whole volumes, without GroupNorm behind them, whose output is there.
+  if (!of_volumes(call) || plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper) return false;
+#else
   if (plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper || plan.weight->one_tap.usable) return false;
+#endif
   const ConvTransposeLayer& p = call.conv.layer;
   const SlidingLayer& sliding = plan.weight->sliding;
   const WeightGradientLayout& layout = plan.weight->goes().layout;
+#ifdef TCONV_WALKS_DEPTH
+  const DepthAxis& depth = call.depth;
+  const int64_t go = std::min<int64_t>(plan.weight->goes().images / sliding.d.plane_size, p.batch) * depth.out;
+  if (!covered_once(sliding.d, depth.out, depth.stride, depth.dilation, depth.padding)) return false;
+#else
   const int64_t go = std::min<int64_t>(plan.weight->goes().images, p.batch);
+#endif
   return layout.abreast == 1 && go * p.out_channels * p.out_h * p.out_w <= INT32_MAX &&
          p.out_channels / p.groups % 8 == 0 &&
          pixels_beyond(layout) <= std::min(layout.segment, int{ChainPackConfig::kMostBeyond}) &&
@@ -47,9 +60,11 @@ inline GroupNormGradientCall chain_call_of(const GradientCall& call) {
   return chain;
 }
 
+#ifndef TCONV_WALKS_DEPTH
 // Is grad alone wanted?
 inline bool chain_alone(const GradientCall& call) { return call.of_chain.grad_value != nullptr; }
 
+#endif
 // take(how to launch it, bytes of workspace). Behind the workspace of the convolution's gradients, but for slices.
 // call.grad: where g may be materialised, unless its output is computed along.
 template <typename Storage, typename Take>
@@ -68,6 +83,9 @@ int64_t with_chain_launch(const GradientCall& call, const DeviceLimits& device, 
       WorkspacePlaces places(call.conv.workspace);
       GroupNormGradientCall chain = chain_call_of(call);
       chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
+#ifdef TCONV_WALKS_DEPTH
+      if (call.computes_value) return kUnsupportedKernel;
+#else
       if (call.computes_value) {
         if constexpr (sizeof(Storage) == 4) {
           const ChainSlices<kChain> slices(call, chain, plan, device, places);
@@ -75,10 +93,13 @@ int64_t with_chain_launch(const GradientCall& call, const DeviceLimits& device, 
         }
         return kUnsupportedKernel;
       }
+#endif
       places.reserve<char>(plan.total_bytes);
       const ChainPacker<kChain, Storage> packer(call, chain, *plan.weight, places);
       const auto launch = [&]() -> int64_t {
+#ifndef TCONV_WALKS_DEPTH
         TCONV_RETURN_IF_ERROR(packer.sum_up(packer.args()));
+#endif
         GradientCall packing = call;
         packing.packer = &packer;
         TCONV_RETURN_IF_ERROR(
@@ -99,7 +120,9 @@ int64_t chain_packed_bytes(const GradientCall& call) {
 
 // kUnsupportedKernel where g has to be formed first.
 inline int64_t chain_gradients_workspace_bytes(const GradientCall& call) {
+#ifndef TCONV_WALKS_DEPTH
   if (chain_alone(call)) return group_norm_gradient_workspace_bytes(chain_call_of(call));
+#endif
   switch (call.conv.dtype) {
     case kFloat32: return chain_packed_bytes<float>(call);
     case kFloat16: return chain_packed_bytes<__half>(call);
@@ -110,7 +133,9 @@ inline int64_t chain_gradients_workspace_bytes(const GradientCall& call) {
 
 template <typename Storage>
 int64_t launch_chain_gradients(const GradientCall& call) {
+#ifndef TCONV_WALKS_DEPTH
   if (chain_alone(call)) return launch_group_norm_gradient<Storage>(chain_call_of(call));
+#endif
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   return with_chain_launch<Storage>(call, device, [&](const auto& launch, int64_t bytes) -> int64_t {

@@ -61,9 +61,18 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
   };
   const int class_blocks = planes.channels_per_class / WeightGradientConfig::kBlockChannels;
   const int run = next_digit(args.runs), of_class_block = next_digit(class_blocks);
+#ifdef TCONV_WALKS_DEPTH
+  const int classes = next_digit(packed.blocks / (class_blocks * Pairs::kPlanes));  // of depth and of rows
+  const int group = next_digit(planes.groups), sample = static_cast<int>(index);
+  const int classes_h = planes.classes / Pairs::kPlanes;
+  const int class_d = classes / classes_h, class_h = classes - class_d * classes_h;
+  const int first_block = classes * Pairs::kPlanes * class_blocks + of_class_block;  // of the even lanes' plane
+  const ImageSlice slice(planes.images, sample, 0, class_d);
+#else
   const int class_h = next_digit(planes.classes / Pairs::kPlanes), group = next_digit(planes.groups);
   const int sample = static_cast<int>(index);
   const int first_block = class_h * Pairs::kPlanes * class_blocks + of_class_block;  // of the even lanes' plane
+#endif
   const int first_channel =
       group * planes.channels_per_class + of_class_block * WeightGradientConfig::kBlockChannels;  // of the tensor
   if (threadIdx.x < WeightGradientConfig::kBlockChannels)
@@ -76,7 +85,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
   const int first_h = class_h * planes.class_step_h - planes.first_h, first_w = plane - planes.first_w;
   // Places are 32-bit numbers (packs_chain in chain_gradients.cuh), which the compiler adds in one instruction.
   const uint32_t step_c = static_cast<uint32_t>(planes.from_c), step_h = static_cast<uint32_t>(planes.from_h);
+#ifdef TCONV_WALKS_DEPTH
+  const int first_row = run * args.run_rows, end_row = min(first_row + args.run_rows, packed.rows);
+#else
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
+#endif
   const float scale = kContainers ? planes.scale() : 1.0f;
 
   float sums[8][kSums] = {};
@@ -120,10 +133,19 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
   };
   const auto is_row = [&](int row) {
     const int h = row * planes.stride_h + first_h;
+#ifdef TCONV_WALKS_DEPTH
+    return slice.there && row < end_row && h >= 0 && h < planes.size_h;
+#else
     return row < end_row && h >= 0 && h < planes.size_h;
+#endif
   };
+#ifdef TCONV_WALKS_DEPTH
+  const uint32_t origin =
+      static_cast<uint32_t>(slice.offset + (first_channel + chunk * 8) * planes.from_c) + first_h * step_h + first_w;
+#else
   const uint32_t origin = static_cast<uint32_t>(sample * planes.from_n + (first_channel + chunk * 8) * planes.from_c) +
                           first_h * step_h + first_w;
+#endif
   const uint32_t row_step = planes.stride_h * step_h;
   const auto place_of = [&](int row, int strip, int pixel) {
     return origin + row * row_step + (strip * segment + pixel) * Pairs::kPlanes;
@@ -243,7 +265,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
     for (int k = 0; k < 8; ++k) {
       float sum = sums[k][i];  // of the lanes of a plane
       for (int offset = 16; offset >= Pairs::kPlanes; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+#ifdef TCONV_WALKS_DEPTH
+      const int64_t place = of_run * (packed.blocks / class_blocks) + classes * Pairs::kPlanes + plane;
+#else
       const int64_t place = of_run * planes.classes + class_h * Pairs::kPlanes + plane;
+#endif
       if (lane < Pairs::kPlanes) args.sums[i][place * args.chain.channels + first_channel + chunk * 8 + k] = sum;
     }
   }

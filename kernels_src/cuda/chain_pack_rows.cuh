@@ -22,9 +22,14 @@ struct ChainPackConfig {
     return steps >= 3 && steps <= 4 && operands == 0 ? 3 : steps <= 12 ? 2 : 1;
   }
 #endif
+#ifdef TCONV_WALKS_DEPTH
+  static constexpr int kRows = 8;  // of a block, at most: rows of volumes are short, and there are many
+  static constexpr int kImages = 3, kMostBeyond = 32;
+#else
   static constexpr int kRows = 2;         // of a block: more would leave the device empty behind a slice's last
   static constexpr int kImages = 3;       // in turns: one is formed, one lacks its last pixels, one goes to memory
   static constexpr int kMostBeyond = 32;  // pixels of a segment that the next strip's has, too
+#endif
 };
 
 template <typename InnerType, typename StorageType>
@@ -39,6 +44,9 @@ struct ChainPackArgs {
   Chain chain;
   float* sums[kSums];  // [batch][runs][classes][channels], of g and the chain's; null where not wanted
   int runs, first_image;
+#ifdef TCONV_WALKS_DEPTH
+  int run_rows;
+#endif
   int beyond;  // pixels of a segment behind the strip's own; zeros follow
 };
 
@@ -115,7 +123,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
   const int run = next_digit(args.runs), block = next_digit(packed.blocks);
   const int group = next_digit(planes.groups), sample = static_cast<int>(index);
   const int first_channel = block * WeightGradientConfig::kBlockChannels;
+#ifdef TCONV_WALKS_DEPTH
+  const auto class_of = [&](int channel) { return channel / planes.channels_per_class; };  // of those in depth, too
+#else
   const auto class_of = [&](int channel) { return planes.classes > 1 ? channel / planes.channels_per_class : 0; };
+#endif
   const auto tensor_channel = [&](int channel, int of_class) {
     return group * planes.channels_per_class + channel - of_class * planes.channels_per_class;
   };
@@ -129,14 +141,25 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
   const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int channel = first_channel + chunk * 8, of_class = class_of(channel);
   const bool real = channel < packed.channels_per_group;  // all eight, or none
+#ifdef TCONV_WALKS_DEPTH
+  const int class_d = of_class / planes.classes, of_both = of_class - class_d * planes.classes;
+  const int class_h = of_both / planes.classes_w, class_w = of_both - class_h * planes.classes_w;
+  const ImageSlice slice(planes.images, sample, 0, class_d);
+#else
   const int class_h = of_class / planes.classes_w, class_w = of_class - class_h * planes.classes_w;
+#endif
   const int first_h = class_h * planes.class_step_h - planes.first_h;
   const int first_w = class_w * planes.class_step_w - planes.first_w;
   // Places are 32-bit numbers (packs_chain in chain_gradients.cuh), which the compiler adds in one instruction.
   const uint32_t step_c = static_cast<uint32_t>(planes.from_c), step_h = static_cast<uint32_t>(planes.from_h);
+#ifdef TCONV_WALKS_DEPTH
+  const uint32_t plane = static_cast<uint32_t>(slice.offset + tensor_channel(channel, of_class) * planes.from_c);
+  const int first_row = run * args.run_rows, end_row = min(first_row + args.run_rows, packed.rows);
+#else
   const uint32_t plane =
       static_cast<uint32_t>(sample * planes.from_n + tensor_channel(channel, of_class) * planes.from_c);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
+#endif
   const float scale = kContainers ? planes.scale() : 1.0f;
 
   float sums[8][kSums] = {};
@@ -177,7 +200,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
   };
   const auto is_row = [&](int row) {
     const int h = row * planes.stride_h + first_h;
+#ifdef TCONV_WALKS_DEPTH
+    return slice.there && row < end_row && h >= 0 && h < planes.size_h;
+#else
     return row < end_row && h >= 0 && h < planes.size_h;
+#endif
   };
   const uint32_t origin = plane + first_h * step_h + first_w, row_step = planes.stride_h * step_h;
   const auto place_of = [&](int row, int strip, int pixel) {
@@ -272,7 +299,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
     }
   }
 
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t of_run = static_cast<int64_t>(args.first_image + sample) * args.runs + run;
+  const int64_t place = of_run * class_of(packed.channels_per_group) + of_class;
+#else
   const int64_t place = (static_cast<int64_t>(args.first_image + sample) * args.runs + run) * planes.classes + of_class;
+#endif
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     if (args.sums[i] == nullptr) continue;

@@ -29,6 +29,9 @@ class ChainPacker final : public PlanesPacker {
       : call_(call), chain_(chain), weight_(weight), kernels_(chain, inner_of(chain), false, places) {
     runs_ = static_cast<int>(ceil_div(weight.goes().layout.planes.rows, ChainPackConfig::kRows));
     rows_ = chain.batch * runs_ * weight.sliding.h.classes * weight.sliding.w.classes;
+#ifdef TCONV_WALKS_DEPTH
+    rows_ *= weight.sliding.d.plane_size * weight.sliding.d.classes;
+#endif
     for (int i = 0; i < Args::kSums; ++i) {
       kernels_.args.sum_parts[i] = nullptr;  // summed here, not where g is materialised
       sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
@@ -39,6 +42,7 @@ class ChainPacker final : public PlanesPacker {
   // Of the whole batch.
   const KernelArgs& args() const { return kernels_.args; }
 
+#ifndef TCONV_WALKS_DEPTH
   // Of images [first, first + count), whose output is `value`, where g may be written, too.
   KernelArgs of_images(int64_t first, int64_t count, Storage* value) const {
     KernelArgs args = kernels_.args;
@@ -72,6 +76,7 @@ class ChainPacker final : public PlanesPacker {
                              norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream, args);
   }
 
+#endif
   int64_t sample(unsigned* largest) const override { return sample_of(kernels_.args, largest); }
 
   int64_t sample_of(const KernelArgs& args, unsigned* largest) const {
@@ -89,16 +94,29 @@ class ChainPacker final : public PlanesPacker {
 
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
     const Storage* const value = static_cast<const Storage*>(chain_.value);
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t volume = first / weight_.sliding.d.plane_size;  // a go begins with one
+    return pack_images(goes, first, count, value + volume * call_.grad_stride_n, workspace, state);
+#else
     return pack_images(goes, first, count, value + first * call_.grad_stride_n, workspace, state);
+#endif
   }
 
   // `value`: the first of these images'.
   int64_t pack_images(const PackedGoes& goes, int64_t first, int count, const Storage* value, void* workspace,
                       GradientState* state) const {
     Args args{};
+#ifdef TCONV_WALKS_DEPTH
+    // Images are counted within the go, so that places are 32-bit numbers.
+    args.planes = pack_args<Storage>(over_planes(call_), weight_.sliding, goes.layout, true, 0, count);
+    args.value = value;
+    args.planes.from = static_cast<const Storage*>(chain_.grad) + (value - static_cast<const Storage*>(chain_.value));
+    args.run_rows = static_cast<int>(ceil_div(goes.layout.planes.rows, int64_t{runs_}));
+#else
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
     args.value = value;
     args.planes.from = static_cast<const Storage*>(chain_.grad) + first * args.planes.from_n;
+#endif
     args.planes.to = goes.planes(workspace), args.planes.state = state;
     args.chain = kernels_.args;
     std::copy(sums_, sums_ + Args::kSums, args.sums);
@@ -134,7 +152,12 @@ class ChainPacker final : public PlanesPacker {
     const cudaError_t cleared = cudaMemsetAsync(not_finite_, 0, sizeof(int), static_cast<cudaStream_t>(stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
     const ConvTransposeLayer& p = call_.conv.layer;
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t taps = call_.depth.kernel * p.kernel_h * p.kernel_w;
+    const int64_t count = p.in_channels * (p.out_channels / p.groups) * taps;
+#else
     const int64_t count = p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+#endif
     const int64_t needed = ceil_div(count, int64_t{NotFiniteConfig::kThreads});
     TCONV_RETURN_IF_ERROR(
         launch_kernel(note_not_finite_kernel<Storage>,
@@ -156,7 +179,9 @@ class ChainPacker final : public PlanesPacker {
 
   // The gradients that are sums over the batch.
   int64_t add_up() const {
+#ifndef TCONV_WALKS_DEPTH
     if (chain_.num_groups > 0) TCONV_RETURN_IF_ERROR(kernels_.add_up_weights());
+#endif
     for (int i = 0; i < Args::kSums; ++i)
       if (sums_[i] != nullptr)
         TCONV_RETURN_IF_ERROR(

@@ -111,6 +111,10 @@ int64_t launch_volume_weight_gradient(const GradientCall& call, const WeightGrad
     TCONV_RETURN_IF_ERROR(launch_scales(planes, state));
   }
   TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<kBFloat16, Storage>(planes, plan, workspace, state, after_go)));
+#ifdef TCONV_GRADIENT_CHAINS
+  if (call.packer != nullptr)
+    TCONV_RETURN_IF_ERROR(call.packer->materialise(state == nullptr ? nullptr : &state->guard.out_of_range));
+#endif
   for (int64_t residue = 0; residue < num_residues(call); ++residue) {
     const GradientCall made = over_residue(call, residue);
     if (made.conv.depth.taps == 0) continue;

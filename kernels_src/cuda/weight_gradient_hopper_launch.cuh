@@ -162,6 +162,9 @@ int64_t launch_hopper_sums(const GradientCall& call, const SlidingLayer& sliding
   const WeightGradientLayout& layout = plan.goes.layout;
   HopperPlaces places{layout.taps_h, layout.taps_w, layout.pairs(), {}};
   std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
+#ifdef TCONV_WALKS_DEPTH
+  if (layout.all_rows) places.all_rows_tiles = warpgroup_tiles(layout);
+#endif
   return launch_weight_gradient_sums<Storage>(call, sliding, layout, places, parts, state, nullptr);
 }
 

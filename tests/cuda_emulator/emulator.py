@@ -88,7 +88,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     call: the header of its argument block, which the CPU half would have brought.
     """
     source = kernels.with_name("operator.cpp")
-    contents = {"volumes": "run_depth" in operator, "chained": "chain_backward" in operator}
+    contents = {"volumes": "run_depth" in operator}
+    contents["chained"] = "struct ChainInputs" in operator or "DepthChainInputs" in operator
     contents |= {"tensors": "kTensorOperands" in operator}
     contents |= {"chain_tensors": "struct TensorGradients" in operator}
     header = resolve(KERNELS / call, **contents)
@@ -193,7 +194,7 @@ class EmulatedGradients(EmulatedLibrary):
         self.backward = self.namespace.backward.default
         if entry == "gradients":
             self.convolve = self.namespace.convolve.default
-        if chained:
+        if chained and not volumes:
             self.chain_backward = self.namespace.chain_backward.default
 
 
