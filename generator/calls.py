@@ -155,14 +155,17 @@ def splits_channels(fused: Fused) -> bool:
 
 
 def packs_chain(fused: Fused) -> bool:
-    """Has it steps behind a volume whose channels (of a group) are whole eights, or not known?"""
+    """Has it steps behind a volume whose channels of a group are whole eights, or not known? Input
+    channels without groups are filled up to such.
+    """
     given = given_to(fused)
     in_channels, out_channels, *_ = given["weight"].shape
     if fused.dimensions != 3 or not fused.steps:
         return False
     if not all(isinstance(size, int) for size in (in_channels, out_channels, given["groups"])):
         return True
-    return in_channels // given["groups"] % 8 == 0 and out_channels % 8 == 0
+    eights = given["groups"] == 1 or in_channels // given["groups"] % 8 == 0
+    return eights and out_channels % 8 == 0
 
 
 def has_short_passes(fused: Fused) -> bool:

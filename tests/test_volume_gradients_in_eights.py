@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generator.runtime import volume_gradients
+from generator.runtime import packed_volume_gradients, volume_gradients
 
 # Stride, padding, output padding, dilation; each of depth, height and width.
 AXES = (2, 1, 2), (1, 0, 1), (0, 0, 1), (1, 1, 2)
@@ -66,3 +66,35 @@ def test_as_pytorchs(asked, channels, needs):
 def test_groups_are_left_as_they_are(asked):
     found = volume_gradients._in_place(*operands(6, groups=2), (True, True))
     assert found == [None, None] and set(asked) == {6}
+
+
+@pytest.mark.parametrize("channels", [3, 8, 12])
+@pytest.mark.parametrize("kept", [True, False])
+def test_with_a_chain(monkeypatch, channels, kept):
+    """Its value is made of x as it is."""
+    grad, x, weight, axes, groups = operands(channels)
+    given = []
+
+    def operator(library, name, count, results):
+        def call(grad, x, weight, bias, *numbers, value, chain, need_bias):
+            given.append((x.shape[1], weight.shape[0], value))
+            found = pytorchs(grad, x, weight, axes, groups)
+            return *(g.flatten(0, 1) for g in found), grad.sum((0, 2, 3, 4)), grad.new_zeros(0, 6)
+
+        return call
+
+    module, value = packed_volume_gradients, torch.ones(1)
+    monkeypatch.setattr(module, "_gradient_library", lambda: None)
+    monkeypatch.setattr(module, "_declining_operator", operator)
+    monkeypatch.setattr(module, "_library_volumes", lambda x, *rest: torch.full((), x.shape[1]))
+    of_chain = (), value if kept else None, 0
+    needs = True, True, True
+    found = module._packed_gradients(grad, x, weight, None, axes, groups, of_chain, needs)
+    wanted = *pytorchs(grad, x, weight, axes, groups), grad.sum((0, 2, 3, 4))
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.shape == theirs.shape and mine.is_contiguous()
+        assert torch.allclose(mine, theirs)
+    ((of_x, of_weight, made),) = given
+    assert of_x == of_weight == -(-channels // 8) * 8
+    expected = value if kept else (None if channels % 8 == 0 else torch.tensor(channels))
+    assert made is expected or torch.equal(made, expected)

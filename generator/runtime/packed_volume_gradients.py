@@ -6,6 +6,7 @@ volume_gradients.py.
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.gradient_kernels import _gradient_library
 from generator.runtime.precision import _tf32_allowed
+from generator.runtime.volume_gradients import _in_eights, _library_volumes
 from generator.runtime.volume_operator import _count_volume_flops, _declining_operator
 
 _MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
@@ -26,16 +27,21 @@ def _packed_gradients(grad, x, weight, bias, axes, groups: int, of_chain, needs)
     if not (needs[0] and needs[1]):
         return None
     vectors, value, number = of_chain
+    channels, plain = x.shape[1], x.contiguous()
+    wide, long = _in_eights(plain, weight, groups)
+    if wide is not plain and value is None:  # by the kernels for few channels, where they serve
+        value = _library_volumes(plain, weight, bias, axes, groups)
     library, numbers = _gradient_library(), [number for axis in axes for number in axis]
     kernels = _declining_operator(library, "depth_chain_gradients", _count_packed_flops, 4)
     given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
     behind = {"value": value, "chain": number, "need_bias": needs[2]}
-    plain = x.contiguous()
     with _ALLOCATION:
         of_x, of_weight, of_bias, of_vectors = kernels(
-            grad, plain, weight, bias, *numbers, groups, _tf32_allowed(), *given, **behind
+            grad, wide, long, bias, *numbers, groups, _tf32_allowed(), *given, **behind
         )
     if of_x.numel() == 0:
         return None
-    found = [of_x.view(x.shape), of_weight.view(weight.shape), of_bias if needs[2] else None]
-    return [*found, *of_vectors.unbind(0)]
+    grad_x, grad_weight = of_x.view(wide.shape), of_weight.view(long.shape)
+    if wide is not plain:
+        grad_x, grad_weight = grad_x[:, :channels].contiguous(), grad_weight[:channels]
+    return [grad_x, grad_weight, of_bias if needs[2] else None, *of_vectors.unbind(0)]
