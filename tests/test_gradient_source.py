@@ -91,7 +91,7 @@ def test_it_does_not_compile_in_parts(library):
     [
         ("packed_volumes", True),
         ("grouped_volumes", True),
-        ("few_channels", False),  # seven of them
+        ("few_channels", False),  # no outputs in whole eights
         ("joined_volumes", False),  # of tensors of the output's shape
         ("volume_only", False),  # nothing behind
     ],
