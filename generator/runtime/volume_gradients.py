@@ -63,7 +63,8 @@ def _gradients_of_volumes(ctx, grad) -> list:
     # To the steps a volume is an image, its slices below each other.
     grad = grad.contiguous()
     plane, sums = grad.flatten(2, 3), None
-    if _chain_needs_values(steps):
+    by_kernels = _chain_needs_values(steps)
+    if by_kernels:
         number = number if of_result is None else of_result
         of_chain = vectors, value, number
         at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
@@ -73,6 +74,10 @@ def _gradients_of_volumes(ctx, grad) -> list:
             value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
         if value is None:
             return _differentiated(other, tensors, axes, groups, grad, needs, False)
+    elif any(need and v.dim() == 1 for need, v in zip(needs[3:], vectors, strict=True)):
+        by_kernels = True  # whose sums, which may cancel, are fp64 in the end
+        value = grad  # no step reads it
+    if by_kernels:
         plane, sums, vector_grads = _before_chain(
             plane, value.flatten(2, 3), vectors, needs[2:], steps, number
         )

@@ -1,0 +1,50 @@
+"""Gradients of what is added behind a volume: summed by the kernels, which are precise."""
+
+import types
+
+import pytest
+import torch
+
+from generator.runtime import volume_gradients
+from generator.runtime.step_gradients import _Add, _Channel, _Multiply
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the kernels of chains are called with, which here give zeros and ones."""
+    given = []
+
+    def before_chain(grad, value, vectors, needs, steps, chain):
+        given.append((grad, value, needs, chain))
+        return torch.zeros_like(grad), grad.new_ones(3), [grad.new_ones(3) for _ in vectors]
+
+    monkeypatch.setattr(volume_gradients, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setattr(volume_gradients, "_before_chain", before_chain)
+    monkeypatch.setattr(volume_gradients, "_in_place", lambda grad, x, weight, *rest: [grad, grad])
+    return given
+
+
+def found(steps, wanted):
+    x, weight, bias = torch.ones(2, 8, 3, 4, 5), torch.ones(8, 3, 1, 1, 1), torch.ones(3)
+    vectors, grad = [torch.ones(3)] * len(wanted), torch.ones(2, 3, 3, 4, 5)
+    axes = (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1)
+    ctx = types.SimpleNamespace(
+        call=(None, (steps, 7, None), axes, 1),
+        needs_input_grad=(*[False] * 5, True, True, True, *wanted),
+        saved_tensors=(x, weight, bias, *vectors, None),
+    )
+    with torch.no_grad():
+        return volume_gradients._gradients_of_volumes(ctx, grad)
+
+
+def test_operands_that_are_added(asked):
+    grads = found((_Add(_Channel(0), 1, 1), _Multiply(2.0)), (True,))
+    ((grad, value, needs, chain),) = asked
+    assert grad.shape == value.shape == (2, 3, 12, 5) and needs == (True, True) and chain == 7
+    assert not grads[0].any() and torch.equal(grads[2], torch.ones(3))
+    assert torch.equal(grads[3], torch.ones(3))
+
+
+def test_nobody_asks_for_their_gradients(asked):
+    grads = found((_Add(_Channel(0), 1, 1), _Multiply(2.0)), (False,))
+    assert asked == [] and torch.equal(grads[2], torch.full((3,), 2.0 * 2 * 60))
