@@ -50,7 +50,7 @@ def test_right(emulated_volume_chain_gradients, given):
 @pytest.mark.parametrize(
     "dtype", swept(ALLOWED, (torch.float32, torch.float16).__contains__), ids=str
 )
-@pytest.mark.parametrize("name", swept(PACKED, ("two_apart", "groups").__contains__))
+@pytest.mark.parametrize("name", swept(PACKED, ("groups",).__contains__))
 def test_nothing_behind_is_a_packing_of_what_comes_in(emulated_volume_chain_gradients, name, dtype):
     """The same bits as of a gradient that lies in memory; in 16 bits what lacks taps may be
     declined by both.
@@ -68,7 +68,7 @@ def test_nothing_behind_is_a_packing_of_what_comes_in(emulated_volume_chain_grad
 
 
 @pytest.mark.parametrize("factor", swept([1.0, 1e-9], (1e-9).__eq__))
-@pytest.mark.parametrize("name", swept(PACKED, ("two_apart", "rows").__contains__))
+@pytest.mark.parametrize("name", swept(PACKED, ("rows",).__contains__))
 def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(
     emulated_volume_chain_gradients, name, factor
 ):
@@ -91,7 +91,7 @@ def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", swept(PACKED, ("one_apart", "columns_apart").__contains__))
+@pytest.mark.parametrize("name", swept(PACKED, ("columns_apart",).__contains__))
 def test_16_bits(emulated_volume_chain_gradients, name, dtype):
     case, library = PACKED[name], emulated_volume_chain_gradients
     given = tensors_of(case, 3, dtype)
@@ -103,7 +103,7 @@ def test_16_bits(emulated_volume_chain_gradients, name, dtype):
     check(found, truth(case, given, 3), dtype, name)
 
 
-@pytest.mark.parametrize("name", swept(DISTRIBUTIONS, (0, 5, 6)))
+@pytest.mark.parametrize("name", swept(DISTRIBUTIONS, (5,)))
 @pytest.mark.parametrize("case", swept(("two_apart", "one_apart"), ("two_apart",).__contains__))
 def test_magnitudes(emulated_volume_chain_gradients, case, name):
     """Value by value no larger error than rounding operands to TF32 makes, where containers hold
@@ -126,7 +126,7 @@ class _Found:
         self.namespace = SimpleNamespace(depth_gradients=operator)
 
 
-@pytest.mark.parametrize("factor", [1e-9, 1e9, 1e-36])
+@pytest.mark.parametrize("factor", swept([1e-9, 1e9, 1e-36]))
 @pytest.mark.parametrize(
     "name", swept(("two_apart", "rows", "strips"), ("two_apart",).__contains__)
 )
@@ -144,7 +144,7 @@ def test_samples_of_other_magnitudes(emulated_volume_chain_gradients, name, fact
         assert float((got.double() - right).norm()) <= 2e-3 * float(right.norm())
 
 
-@pytest.mark.parametrize("size", [1e-5, 1e-8])
+@pytest.mark.parametrize("size", swept([1e-5, 1e-8], (1,)))
 @pytest.mark.parametrize("name", swept(("two_apart", "one_apart"), ("two_apart",).__contains__))
 def test_a_lone_small_value(emulated_volume_chain_gradients, name, size):
     """Beside zeros alone, as behind steps that clamp: what fp16 containers hold with 11 bits is no
@@ -210,7 +210,7 @@ def test_the_same_bits_in_any_order_of_warps(emulated_volume_chain_gradients, na
 GO_LAUNCHES = 5  # x's pixels, planes, a kernel for each gradient, the weights of one
 
 
-@pytest.mark.parametrize(("batch", "goes"), [(2, 1), (3, 3), (4, 2), (5, 3)])
+@pytest.mark.parametrize(("batch", "goes"), swept([(2, 1), (3, 3), (4, 2), (5, 3)], (2,), names=2))
 def test_goes_of_whole_volumes(emulated_volume_chain_gradients, batch, goes):
     """Of one volume each, of two, and of what is left."""
     case, library, launches = layer(batch=batch), emulated_volume_chain_gradients, []
@@ -258,13 +258,15 @@ def test_what_it_does_not_serve(emulated_volume_chain_gradients, change):
         assert library.launches() == 0
 
 
-@pytest.mark.parametrize("first", swept(range(0, 96, 12), (0,).__contains__))
-def test_random_layers(emulated_volume_chain_gradients, first):
-    """Of twelve layers all are right that are served; every third with a gradient of few values, as
-    clamps leave them.
+@pytest.mark.parametrize(
+    ("first", "count"), swept([(0, 6), *((f, 12) for f in range(6, 102, 12))], names=2)
+)
+def test_random_layers(emulated_volume_chain_gradients, first, count):
+    """All are right that are served; every third with a gradient of few values, as clamps leave
+    them.
     """
     library, served = emulated_volume_chain_gradients, 0
-    for seed in range(first, first + 12):
+    for seed in range(first, first + count):
         case, chain, dtype = random_call(seed)
         given = tensors_of(case, chain, dtype)
         if given is None or given["grad"].numel() == 0:
@@ -278,10 +280,10 @@ def test_random_layers(emulated_volume_chain_gradients, first):
         if found is not None:
             check(found, truth(case, given, chain), dtype, (seed, case))
             served += 1
-    assert served >= 4
+    assert served >= count // 3
 
 
-@pytest.mark.parametrize("first", swept(range(0, 40, 10), (0,).__contains__))
+@pytest.mark.parametrize("first", swept(range(0, 40, 10), ()))
 def test_gradients_by_themselves(emulated_volume_chain_gradients, first):
     """Of x or the weight, in the same library, which launches some kernels otherwise."""
     library, served = emulated_volume_chain_gradients, {"weight": 0, "input": 0}
