@@ -1,10 +1,13 @@
 """Gradients of volumes where input channels are no multiple of eight: the kernels get more."""
 
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from generator.runtime import packed_volume_gradients, volume_gradients
+from generator.runtime.activation_gradients import _Relu
 
 # Stride, padding, output padding, dilation; each of depth, height and width.
 AXES = (2, 1, 2), (1, 0, 1), (0, 0, 1), (1, 1, 2)
@@ -71,7 +74,7 @@ def test_groups_are_left_as_they_are(asked):
 @pytest.mark.parametrize("channels", [3, 8, 12])
 @pytest.mark.parametrize("kept", [True, False])
 def test_with_a_chain(monkeypatch, channels, kept):
-    """Its value is made of x as it is."""
+    """Which has been given where the kernels are to compute it of x as it is."""
     grad, x, weight, axes, groups = operands(channels)
     given = []
 
@@ -86,7 +89,6 @@ def test_with_a_chain(monkeypatch, channels, kept):
     module, value = packed_volume_gradients, torch.ones(1)
     monkeypatch.setattr(module, "_gradient_library", lambda: None)
     monkeypatch.setattr(module, "_declining_operator", operator)
-    monkeypatch.setattr(module, "_library_volumes", lambda x, *rest: torch.full((), x.shape[1]))
     of_chain = (), value if kept else None, 0
     needs = True, True, True
     found = module._packed_gradients(grad, x, weight, None, axes, groups, of_chain, needs)
@@ -96,5 +98,27 @@ def test_with_a_chain(monkeypatch, channels, kept):
         assert torch.allclose(mine, theirs)
     ((of_x, of_weight, made),) = given
     assert of_x == of_weight == -(-channels // 8) * 8
-    expected = value if kept else (None if channels % 8 == 0 else torch.tensor(channels))
-    assert made is expected or torch.equal(made, expected)
+    assert made is (value if kept else None)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (12, 1), (8, 1), (6, 2)])
+def test_the_chains_value_is_made_of_x_as_it_is(monkeypatch, channels, groups):
+    """Once, and before it is known whether the chain is packed."""
+    grad, x, weight, axes, _ = operands(channels)
+    made, seen = torch.full((), 5.0), []
+    monkeypatch.setattr(volume_gradients, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setattr(volume_gradients, "_library_volumes", lambda x, *rest: made)
+
+    def packed(grad, x, weight, bias, axes, groups, of_chain, needs):
+        seen.append(of_chain[1])
+        return ["packed"]
+
+    monkeypatch.setattr(volume_gradients, "_packed_gradients", packed)
+    ctx = types.SimpleNamespace(
+        call=(None, ((_Relu(),), 0, None), axes, groups),
+        needs_input_grad=(*[False] * 5, True, True, True),
+        saved_tensors=(x, weight, None, None),
+    )
+    with torch.no_grad():
+        assert volume_gradients._gradients_of_volumes(ctx, grad) == ["packed"]
+    assert seen == [made if groups == 1 and channels % 8 else None]

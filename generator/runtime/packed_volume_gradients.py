@@ -6,7 +6,7 @@ volume_gradients.py.
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.gradient_kernels import _gradient_library
 from generator.runtime.precision import _tf32_allowed
-from generator.runtime.volume_gradients import _in_eights, _library_volumes
+from generator.runtime.volume_gradients import _in_eights
 from generator.runtime.volume_operator import _count_volume_flops, _declining_operator
 
 _MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
@@ -29,8 +29,6 @@ def _packed_gradients(grad, x, weight, bias, axes, groups: int, of_chain, needs)
     vectors, value, number = of_chain
     channels, plain = x.shape[1], x.contiguous()
     wide, long = _in_eights(plain, weight, groups)
-    if wide is not plain and value is None:  # by the kernels for few channels, where they serve
-        value = _library_volumes(plain, weight, bias, axes, groups)
     library, numbers = _gradient_library(), [number for axis in axes for number in axis]
     kernels = _declining_operator(library, "depth_chain_gradients", _count_packed_flops, 4)
     given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))

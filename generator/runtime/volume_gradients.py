@@ -66,6 +66,8 @@ def _gradients_of_volumes(ctx, grad) -> list:
     by_kernels = _chain_needs_values(steps)
     if by_kernels:
         number = number if of_result is None else of_result
+        if value is None and _lacks_eights(x, groups):  # by the kernels for few channels
+            value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
         of_chain = vectors, value, number
         at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
         if at_once is not None:
@@ -187,14 +189,18 @@ def _in_place(grad, x, weight, axes, groups: int, needs) -> list:
     return [grad_x, grad_weight]
 
 
+def _lacks_eights(x, groups: int) -> bool:
+    return groups == 1 and x.shape[1] % 8 != 0
+
+
 def _in_eights(x, weight, groups: int) -> tuple:
     """Both with a multiple of eight input channels, as the kernels read them, zeros behind: the
     output's gradient, which is larger by far, need not be copied then.
     """
+    if not _lacks_eights(x, groups):
+        return x, weight
     channels = x.shape[1]
     more = -channels % 8
-    if more == 0 or groups > 1:
-        return x, weight
     wide = x.new_zeros((x.shape[0], channels + more, *x.shape[2:]))
     wide[:, :channels] = x
     long = weight.new_zeros((channels + more, *weight.shape[1:]))
