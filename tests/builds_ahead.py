@@ -19,7 +19,7 @@ from tests.cuda_emulator import emulator
 from tests.norm_gradient_tools import chains_header
 from tests.pool_gradient_tools import activations_header
 from tests.solution_tools import REFERENCES, SolutionShelf, generated
-from tests.tail_tools import tails_header
+from tests.tail_tools import long_tails_header, tails_header
 
 EMULATED = ("69", "19", "11")
 VOLUME_ONLY = "volume_only"
@@ -38,6 +38,7 @@ BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
 GROUP_NORM = KERNELS / "cuda" / "entry_group_norm.cu"
 TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
 TAIL_GRADIENTS = KERNELS / "cuda" / "entry_tail_gradient.cu"  # likewise
+LONG_TAIL_GRADIENTS = Path("long_tail_gradients")  # those of them that take most registers
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")  # VOLUME_CHAIN_GRADIENTS with those
@@ -89,6 +90,8 @@ def cuda_source_of(path: Path) -> str:
     if path in (TAILS, TAIL_GRADIENTS):
         tails = tails_header(gradients=path == TAIL_GRADIENTS)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), tails=tails)
+    if path == LONG_TAIL_GRADIENTS:
+        return gradient_cuda_source("tail_gradient", tails=long_tails_header())
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(
             chains=_long_chains(), short=True, skipped=True, ahead=True, several=True

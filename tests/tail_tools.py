@@ -52,6 +52,12 @@ def tails_header(gradients: bool = False) -> str:
     return tail_header([*((kind, steps.made) for kind, steps in TAILS), *of_reference], gradients)
 
 
+def long_tails_header() -> str:
+    """Of gradients, those of TAILS that take most registers."""
+    chosen = [(kind, steps.made) for kind, steps in TAILS if steps in (GELU, SIGMOID)]
+    return tail_header(chosen, gradients=True)
+
+
 def number_of(kind: str, steps: Steps = NONE) -> int:
     return TAILS.index((kind, steps))
 

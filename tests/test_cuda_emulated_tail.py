@@ -217,26 +217,31 @@ def test_values_of_many_dimensions(emulated_tail):
 
 
 @pytest.fixture
-def model(shelf, emulated_tail, monkeypatch):
+def model(shelf, emulated_tail, emulated_tail_gradients, monkeypatch):
     """One whose tails the kernels run on the CPU, and the reference's."""
     solution = shelf["normed_volumes"].solution
 
-    def numbered(name):
+    def numbered(operator):
         def call(number, *rest):
-            return getattr(emulated_tail, name)(number + OF_REFERENCE, *rest)
+            return operator(number + OF_REFERENCE, *rest)
 
         return types.SimpleNamespace(default=call)
 
-    names = "layer_norm", "softmax", "plane_softmax", "pool"
-    library = types.SimpleNamespace(**{name: numbered(name) for name in names})
-    monkeypatch.setitem(solution, "_tail_library", lambda: library)
+    def library(emulated, ending=""):
+        names = "layer_norm", "softmax", "plane_softmax", "pool"
+        made = {f"{name}{ending}": numbered(getattr(emulated, name)) for name in names}
+        return lambda: types.SimpleNamespace(**made)
+
+    backward = library(emulated_tail_gradients, "_backward")
+    monkeypatch.setitem(solution, "_tail_library", library(emulated_tail))
+    monkeypatch.setitem(solution, "_tail_gradient_library", backward)
     monkeypatch.setitem(solution, "_tail_pays", lambda x, vectors: True)
     torch.manual_seed(0)
     return shelf["normed_volumes"].pair()
 
 
 def test_a_model_of_all_kinds(model, emulated_tail):
-    """Its steps, operands and numbers, as the generator wrote them; none where it trains."""
+    """Its steps, operands and numbers, as the generator wrote them."""
     reference, ours = model
     x = torch.randn(2, 3, 4, 6, 8)
     with emulated_tail.on(), torch.no_grad():
@@ -244,6 +249,20 @@ def test_a_model_of_all_kinds(model, emulated_tail):
         assert emulated_tail.launches() == 7
     wanted = reference.double()(x.double()).detach()
     assert float((found.double() - wanted).abs().max()) < 2e-6
+
+
+def test_a_training_step_of_all_kinds(model, emulated_tail, emulated_tail_gradients):
+    reference, ours = model
+    x = torch.randn(2, 3, 4, 6, 8).requires_grad_()
+    exact = x.detach().double().requires_grad_()
     with emulated_tail.on():
-        ours(x).sum().backward()
-        assert emulated_tail.launches() == 0
+        y = ours(x)
+        assert emulated_tail.launches() == 7
+    grad = torch.randn(y.shape)
+    with emulated_tail_gradients.on():
+        found = torch.autograd.grad(y, [x, *ours.parameters()], grad)
+        assert emulated_tail_gradients.launches() > 7
+    exact_y = reference.double()(exact)
+    wanted = torch.autograd.grad(exact_y, [exact, *reference.parameters()], grad.double())
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert float((mine.double() - theirs).norm()) <= 1e-4 * float(theirs.norm())
