@@ -9,6 +9,7 @@
 #include "device_limits.h"
 #include "fast_divisor.h"
 #include "row_parameter.cuh"
+#include "row_widths.h"
 
 namespace tconv {
 namespace cuda {
@@ -127,55 +128,30 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident) row
   }
 }
 
-template <typename Step, int kVector, int kHeld, typename S>
-int64_t launch_row_norm_held(RowNormArgs<S> args, int processors, cudaStream_t stream) {
-  using Config = RowNormConfig<S, kVector, kHeld>;
-  const int64_t vectors = norm::ceil_div(args.row, kVector);
-  while ((int64_t{kHeld} << args.lane_bits) < vectors) ++args.lane_bits;
-  const int64_t of_block = int64_t{Config::kWarps} * (norm::kWarp >> args.lane_bits) * Config::kRows;
-  const int64_t needed = norm::ceil_div(args.rows, of_block);
-  const int64_t most = int64_t{processors} * Config::kBlocksPerProcessor;
-  return norm::launch(row_norm_kernel<Step, Config, S>, needed < most ? needed : most, Config::kThreads, stream, args);
-}
-
 // kUnsupportedKernel where row_norm_fits says no, and for 2^31 rows or more.
 template <typename Step, typename S>
 int64_t launch_row_norm(const TailCall& call) {
   const auto past = [](const void* at) { return norm::elements_past_boundary(static_cast<const S*>(at)); };
   const bool aligned = past(call.value) == 0 && past(call.result) == 0;
-  if (!row_norm_fits(call.row, sizeof(S), aligned) || call.plane % call.row != 0)
-    return unsupported_tail(call, "registers do not hold a row, or a plane is no whole rows");
-  const int64_t rows = call.batch * call.channels * (call.plane / call.row);
-  if (rows > INT32_MAX) return unsupported_tail(call, "2^31 rows or more");
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  RowNormArgs<S> args{};
-  args.value = static_cast<const S*>(call.value), args.result = static_cast<S*>(call.result);
-  args.weight = static_cast<const S*>(call.weight), args.bias = static_cast<const S*>(call.bias);
-  args.affine_in_vectors = past(call.weight) == 0 && past(call.bias) == 0;
-  args.rows = static_cast<uint32_t>(rows);
-  args.row = static_cast<int>(call.row);
-  args.one_over_row = 1.0f / static_cast<float>(call.row), args.eps = static_cast<float>(call.eps);
-  args.by_rows_of_channel = FastDivisor::make(static_cast<uint32_t>(call.plane / call.row));
-  args.by_channels = FastDivisor::make(static_cast<uint32_t>(call.channels));
-  args.steps = make_epilogue_args<S>(call.conv);
-  const auto stream = static_cast<cudaStream_t>(call.conv.stream);
-  constexpr int kVector = 16 / static_cast<int>(sizeof(S));
-  const int64_t processors = device.sm_count;
-  // Vectors of a row that a lane holds: a whole warp has one, two, four or eight each.
-  if (row_norm_in_vectors(call.row, sizeof(S), aligned)) {
-    const int64_t of_lane = norm::ceil_div(call.row, kVector * norm::kWarp);
-    if (of_lane <= 1) return launch_row_norm_held<Step, kVector, 1>(args, processors, stream);
-    if (of_lane <= 2) return launch_row_norm_held<Step, kVector, 2>(args, processors, stream);
-    if (of_lane <= 4) return launch_row_norm_held<Step, kVector, 4>(args, processors, stream);
-    if constexpr (kVector == 4) return launch_row_norm_held<Step, kVector, 8>(args, processors, stream);
-    return kUnsupportedKernel;  // no row that fits
-  }
-  const int64_t of_lane = norm::ceil_div(call.row, norm::kWarp);
-  if (of_lane <= 1) return launch_row_norm_held<Step, 1, 1>(args, processors, stream);
-  if (of_lane <= 2) return launch_row_norm_held<Step, 1, 2>(args, processors, stream);
-  if (of_lane <= 4) return launch_row_norm_held<Step, 1, 4>(args, processors, stream);
-  return launch_row_norm_held<Step, 1, 8>(args, processors, stream);
+  return with_row_widths<S>(call, aligned, [&](auto vector, auto held) -> int64_t {
+    using Config = RowNormConfig<S, decltype(vector)::value, decltype(held)::value>;
+    const RowBlocks<Config> of(call, device.sm_count);
+    RowNormArgs<S> args{};
+    args.value = static_cast<const S*>(call.value), args.result = static_cast<S*>(call.result);
+    args.weight = static_cast<const S*>(call.weight), args.bias = static_cast<const S*>(call.bias);
+    args.affine_in_vectors = past(call.weight) == 0 && past(call.bias) == 0;
+    args.rows = static_cast<uint32_t>(call.batch * call.channels * (call.plane / call.row));
+    args.row = static_cast<int>(call.row);
+    args.one_over_row = 1.0f / static_cast<float>(call.row), args.eps = static_cast<float>(call.eps);
+    args.by_rows_of_channel = FastDivisor::make(static_cast<uint32_t>(call.plane / call.row));
+    args.by_channels = FastDivisor::make(static_cast<uint32_t>(call.channels));
+    args.steps = make_epilogue_args<S>(call.conv);
+    args.lane_bits = of.lane_bits;
+    return norm::launch(row_norm_kernel<Step, Config, S>, of.blocks, Config::kThreads,
+                        static_cast<cudaStream_t>(call.conv.stream), args);
+  });
 }
 
 }  // namespace cuda

@@ -11,6 +11,7 @@
 #include "device_limits.h"
 #include "fast_divisor.h"
 #include "row_parameter.cuh"
+#include "row_widths.h"
 #include "tail_gradient_sums.cuh"
 
 namespace tconv {
@@ -165,50 +166,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident)
   if (a.sums_bias) leave_columns<Config>(of_bias, a.parts + int64_t{gridDim.x} * a.row, a.row, lanes);
 }
 
-// take(the kernel's Config, whose number of lanes is 2^lane_bits, blocks): for a row of the call.
-template <typename S, int kVector, int kHeld, typename Take>
-int64_t with_row_norm_gradient_held(const TailGradientCall& call, int64_t processors, const Take& take) {
-  using Config = RowNormGradientConfig<S, kVector, kHeld>;
-  const int64_t rows = call.batch * call.channels * (call.plane / call.row);
-  int lane_bits = 0;
-  while ((int64_t{kHeld} << lane_bits) < norm::ceil_div(call.row, kVector)) ++lane_bits;
-  const int64_t of_block = int64_t{Config::kWarps} * (norm::kWarp >> lane_bits) * Config::kRows;
-  const int64_t needed = norm::ceil_div(rows, of_block), most = processors * Config::kBlocksPerProcessor;
-  return take(Config{}, lane_bits, needed < most ? needed : most);
-}
-
-// kUnsupportedKernel where row_norm_fits says no, and for 2^31 rows or more.
+// take(the kernel's Config, its RowBlocks): for a row of the call.
 template <typename S, typename Take>
 int64_t with_row_norm_gradient(const TailGradientCall& call, const Take& take) {
   const auto past = [](const void* at) { return norm::elements_past_boundary(static_cast<const S*>(at)); };
   const bool aligned = past(call.value) == 0 && past(call.grad) == 0 && past(call.grad_value) == 0;
-  if (!row_norm_fits(call.row, sizeof(S), aligned) || call.plane % call.row != 0)
-    return unsupported_tail(call, "registers do not hold a row, or a plane is no whole rows");
-  if (call.batch * call.channels * (call.plane / call.row) > INT32_MAX)
-    return unsupported_tail(call, "2^31 rows or more");
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  constexpr int kVector = 16 / static_cast<int>(sizeof(S));
-  const int64_t processors = device.sm_count;
-  if (row_norm_in_vectors(call.row, sizeof(S), aligned)) {
-    const int64_t of_lane = norm::ceil_div(call.row, kVector * norm::kWarp);
-    if (of_lane <= 1) return with_row_norm_gradient_held<S, kVector, 1>(call, processors, take);
-    if (of_lane <= 2) return with_row_norm_gradient_held<S, kVector, 2>(call, processors, take);
-    if (of_lane <= 4) return with_row_norm_gradient_held<S, kVector, 4>(call, processors, take);
-    if constexpr (kVector == 4) return with_row_norm_gradient_held<S, kVector, 8>(call, processors, take);
-    return kUnsupportedKernel;  // no row that fits
-  }
-  const int64_t of_lane = norm::ceil_div(call.row, norm::kWarp);
-  if (of_lane <= 1) return with_row_norm_gradient_held<S, 1, 1>(call, processors, take);
-  if (of_lane <= 2) return with_row_norm_gradient_held<S, 1, 2>(call, processors, take);
-  if (of_lane <= 4) return with_row_norm_gradient_held<S, 1, 4>(call, processors, take);
-  return with_row_norm_gradient_held<S, 1, 8>(call, processors, take);
+  return with_row_widths<S>(call, aligned, [&](auto vector, auto held) -> int64_t {
+    using Config = RowNormGradientConfig<S, decltype(vector)::value, decltype(held)::value>;
+    return take(Config{}, RowBlocks<Config>(call, device.sm_count));
+  });
 }
 
 template <typename S>
 int64_t row_norm_gradient_workspace_bytes(const TailGradientCall& call) {
   return with_row_norm_gradient<S>(call,
-                                   [&](auto, int, int64_t blocks) { return TailSums{blocks, call.row}.bytes(call); });
+                                   [&](auto, const auto& of) { return TailSums{of.blocks, call.row}.bytes(call); });
 }
 
 template <typename Step, typename S>
@@ -227,12 +201,12 @@ int64_t launch_row_norm_gradient(const TailGradientCall& call) {
   args.by_rows_of_channel = FastDivisor::make(static_cast<uint32_t>(call.plane / call.row));
   args.by_channels = FastDivisor::make(static_cast<uint32_t>(call.channels));
   args.steps = make_epilogue_args<S>(call.conv);
-  return with_row_norm_gradient<S>(call, [&](auto config, int lane_bits, int64_t blocks) -> int64_t {
+  return with_row_norm_gradient<S>(call, [&](auto config, const auto& of) -> int64_t {
     using Config = decltype(config);
-    args.lane_bits = lane_bits;
-    TCONV_RETURN_IF_ERROR(norm::launch(row_norm_gradient_kernel<Step, Config, S>, blocks, Config::kThreads,
+    args.lane_bits = of.lane_bits;
+    TCONV_RETURN_IF_ERROR(norm::launch(row_norm_gradient_kernel<Step, Config, S>, of.blocks, Config::kThreads,
                                        static_cast<cudaStream_t>(call.conv.stream), args));
-    return TailSums{blocks, call.row}.template add_up<S>(call);
+    return TailSums{of.blocks, call.row}.template add_up<S>(call);
   });
 }
 
