@@ -33,6 +33,7 @@ from tests.builds_ahead import (
 )
 from tests.chain_gradient_tools import without_tensors
 from tests.cuda_emulator import emulator
+from tests.pytorch_tools import threads
 from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
 
@@ -81,6 +82,19 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter, config):
     if count := config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(f"{count} sweeps deselected: python -m pytest -m sweep")
+
+
+@pytest.fixture(autouse=True)
+def one_thread_where_clocks_are_compared(request, monkeypatch):
+    """One thread for the harness's tests, in processes started by them, too: on a busy machine two
+    threads wait for one another, for far longer than the evaluated layers take.
+    """
+    if not request.path.name.startswith("test_harness_"):
+        yield
+        return
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,8 @@ SLEEP_S = 0.02
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Rounds of two calls, and one thread: on a busy machine two wait for one another."""
+    """Rounds of two calls."""
     monkeypatch.setattr(gradient_times, "_MOST_CALLS", 2)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Slow(torch.autograd.Function):

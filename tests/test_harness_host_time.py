@@ -21,15 +21,6 @@ TINY = Problem("1/0", "tiny", FIXTURES / "tiny.py", HONEST)
 SLEEP_S = 0.02
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On a busy machine two wait for one another longer than anything here takes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Noting(nn.Module):
     """As the reference, but sleeps, and notes how it was called."""
 
