@@ -22,7 +22,8 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
 # and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
-# input_scale.cuh; for operands of the output's shape join_tensors.cuh and, of gradients,
+# input_scale.cuh; for operands of the output's shape join_tensors.cuh, join_quads.cuh and, of
+# gradients,
 # chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh and, where
 # the kernel is no multiple of the stride, present_taps.h; for those that sum over many channels
 # conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for volumes of few
@@ -43,6 +44,7 @@ _OF_ANY_TENSOR = tuple(
 )
 _FEW_CHANNELS = "generated_few_channels.h"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
+_QUADS = "TCONV_JOINS_QUADS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
 _LEFT_OUT = ("TCONV_WITHOUT_FP32", "TCONV_WITHOUT_FP16", "TCONV_WITHOUT_BF16", "TCONV_HOPPER_PART")
@@ -102,6 +104,7 @@ def resolve(
         _CHAINED: chained,
         _IN_PARTS: in_parts,
         _TENSORS: tensors,
+        _QUADS: tensors and (volumes or short),
         _CHAIN_TENSORS: chain_tensors,
         _CLASS_PAIRS: class_pairs,
         _SKIPPED: skipped,

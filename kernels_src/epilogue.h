@@ -29,6 +29,15 @@ inline EpilogueArgs<Storage> make_epilogue_args(const ConvCall& call) {
 
 namespace tconv {
 
+#ifdef TCONV_JOINS_QUADS
+// The only operand of the output's shape of a chain that has one.
+inline const void* operand_of(const ConvCall& call) {
+  for (int i = 0; i < kMaxChannelVectors; ++i)
+    if (Epilogue::reads(i)) return call.channel_vectors[i];
+  return nullptr;
+}
+
+#endif
 template <typename Acc, typename Storage>
 TCONV_HD Acc channel_bias(const EpilogueArgs<Storage>& args, int64_t channel) {
   return args.bias != nullptr ? static_cast<Acc>(args.bias[channel]) : Acc(0);

@@ -25,6 +25,7 @@ EMULATED = ("69", "19", "11")
 VOLUME_ONLY = "volume_only"
 MANY_CHANNELS = "many_channels"
 RESIDUAL = "residual_blocks"
+JOINED = "joined_upsampling"
 FEW_CHANNELS = "few_channels"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
@@ -199,6 +200,7 @@ class BuildsAhead:
         if emulator.cuda_headers():
             alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
             alone |= {"emulated_residual": RESIDUAL, "emulated_few_channels": FEW_CHANNELS}
+            alone |= {"emulated_joined": JOINED}
             alone = [name for fixture, name in alone.items() if fixture in asked]
             for name in (*emulated, *alone):
                 work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")

@@ -17,6 +17,7 @@ from tests.builds_ahead import (
     FEW_CHANNELS,
     GRADIENTS,
     GROUP_NORM,
+    JOINED,
     MANY_CHANNELS,
     MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
@@ -236,6 +237,12 @@ def emulated_few_channels(shelf, builds_ahead):
 def emulated_residual(shelf, builds_ahead):
     """A solution whose chain reads tensors of the output's shape, likewise."""
     return emulator.Emulated(shelf.text(RESIDUAL), builds_ahead.emulated[RESIDUAL].result())
+
+
+@pytest.fixture(scope="session")
+def emulated_joined(shelf, builds_ahead):
+    """One whose chain reads one such tensor, behind strides of two, likewise."""
+    return emulator.Emulated(shelf.text(JOINED), builds_ahead.emulated[JOINED].result())
 
 
 @pytest.fixture(scope="session")

@@ -179,6 +179,22 @@ bool all_served(const std::vector<Call>& calls, const Device& device) {
   return true;
 }
 
+#ifdef TCONV_READS_TENSORS
+// Do the kernels of all these calls read the chain's operand of the output's shape as they store their outputs? The
+// CPU's half does not answer.
+template <typename Call>
+bool all_join(std::vector<Call> calls, const Device& device) {
+  for (Call& call : calls) {
+    bool can = false;
+    call.conv.joined = calls.back().conv.joined;
+    call.conv.joined.can = &can;
+    if (!all_served(std::vector<Call>{call}, device) || !can) return false;
+    call.conv.joined.can = nullptr;
+  }
+  return true;
+}
+
+#endif
 // The result [batch * out_channels, depth, height, width], or an empty tensor. Call: the argument block of the library
 // that this is part of; of the gradients' it asks for the convolution (gradient_call.h).
 template <typename Call>
@@ -228,8 +244,18 @@ Tensor convolve_volumes(DepthInputs& in) {
                           written};
 #endif
     call.conv.out = written + static_cast<int64_t>(residue) * slice_bytes;
+#ifndef TCONV_READS_TENSORS
+    launch(call, device);
+#endif
+  }
+#ifdef TCONV_READS_TENSORS
+  const bool at_once = !in.kept && all_join(calls, device);
+  for (Call& call : calls) {
+    if (at_once) call.conv.joined = calls.back().conv.joined;
+    call.conv.joined.at_once = at_once;
     launch(call, device);
   }
+#endif
   return out;
 }
 

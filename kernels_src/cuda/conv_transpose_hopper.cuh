@@ -116,6 +116,16 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
 #endif
     int sweep = 0, phase_index = 0;
     do {
+#ifdef TCONV_JOINS_QUADS
+      if constexpr (kTwin && leaves_from_registers(N)) {
+        if (args.joins) {
+          TileCursor place(plan, at.chunk);  // as below
+          place.tile = at.tile;
+          fetch_operands<N>(args, shared, place, phase_index, (sweep * plan.blocks_per_sweep + block) * kBlockOC,
+                            segment);
+        }
+      }
+#endif
       constexpr int kParts = kTwin ? 2 : 1;
       float acc[kParts][N / 2];
 #pragma unroll

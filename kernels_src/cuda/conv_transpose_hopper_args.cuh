@@ -87,6 +87,11 @@ struct HopperArgs {
   // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
   const Storage* pool_weight;
   Moments* partials;  // or null
+#ifdef TCONV_JOINS_QUADS
+  bool joins;                // the chain's operand of the output's shape is read where outputs are stored,
+  int64_t operand_distance;  // so many elements behind them,
+  int operands_begin;        // through shared memory from here on
+#endif
 #ifdef TCONV_READS_PACKED
   PackedInput packed;
 #endif
@@ -204,6 +209,9 @@ struct Shared {
   uint32_t ring, weights, stores;
   uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
   uint32_t turn;                                              // one for each warpgroup
+#ifdef TCONV_JOINS_QUADS
+  uint32_t operands;
+#endif
 };
 
 template <typename Storage>
@@ -217,6 +225,9 @@ __device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args,
   s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
   s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
   s.turn = s.weight_empty + 8 * kMaxWeightStages;
+#ifdef TCONV_JOINS_QUADS
+  s.operands = base + args.operands_begin;
+#endif
   return s;
 }
 

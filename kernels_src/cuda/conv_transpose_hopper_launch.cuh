@@ -346,10 +346,25 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
+#ifdef TCONV_JOINS_QUADS
+  args.joins = call.joined.at_once;
+  if (args.joins) {
+    const auto place = [](const void* at) {
+      return reinterpret_cast<intptr_t>(at) / static_cast<intptr_t>(sizeof(Storage));
+    };
+    args.operand_distance = place(operand_of(call)) - place(call.joined.out);
+    args.operands_begin = operands_begin(plan.smem_bytes);
+    args.plan.smem_bytes = args.operands_begin + operand_bytes(plan.n, sizeof(Storage));
+  }
+#endif
 #ifdef TCONV_IN_PARTS
   return launch_in_part<kOutputs>(args, num_sms, call.stream);
 #else
+#ifdef TCONV_JOINS_QUADS
+  return launch_planned<kOutputs>(args.plan, args, num_sms, call.stream);
+#else
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+#endif
 #endif
 }
 

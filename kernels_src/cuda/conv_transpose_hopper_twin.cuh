@@ -9,6 +9,9 @@
 #ifdef TCONV_SHORT_PASSES
 #include "conv_transpose_hopper_twin_quads.cuh"
 #endif
+#ifdef TCONV_JOINS_QUADS
+#include "conv_transpose_hopper_join_quads.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -55,10 +58,18 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
 #endif
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
 #ifdef TCONV_SHORT_PASSES
-  if constexpr (N <= 64) {  // more accumulators leave no registers for it
+  if constexpr (leaves_from_registers(N)) {
+#ifdef TCONV_JOINS_QUADS
+    const auto join = [&](int j) {
+      if (args.joins) join_fragment<N>(args, shared, channels, at.group, j, even, odd);
+    };
+    if (args.joins) cp_async_wait<0>();
+#else
+    const auto join = [](int) {};
+#endif
     if (paired)
       return store_twin_quads<N>(args, at, extent, channels, tile_out, plane,
-                                 at.tile * plan.tile_pixels + segment * plan.segment_pixels, lane, even, odd);
+                                 at.tile * plan.tile_pixels + segment * plan.segment_pixels, lane, even, odd, join);
   }
 #endif
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;

@@ -81,11 +81,12 @@ struct QuadCursor {
 };
 
 // A warp's 16 channels, all of them real, x N pixels x two columns. tile_out: the first channel's first output.
-template <int N, typename Storage>
+// join(j): what is left to do of the chain in fragment j.
+template <int N, typename Storage, typename Join>
 __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args, const TileCursor& at,
                                                  const LineExtent<stacks(N)>& extent, const ChannelPair& channels,
                                                  Storage* tile_out, int64_t plane, int first_position, int lane,
-                                                 float (&even)[N / 2], float (&odd)[N / 2]) {
+                                                 float (&even)[N / 2], float (&odd)[N / 2], Join&& join) {
   // Whole vectors: then the number of pixels is even, and both exist.
   const bool whole = args.out_w % 4 == 0 && reinterpret_cast<uintptr_t>(args.out) % (4 * sizeof(Storage)) == 0;
   constexpr int kFragments = 4;  // finished at once
@@ -99,6 +100,7 @@ __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args
     finish_fragments<N>(args, channels, at.group, odd, j0, j1);
 #pragma unroll
     for (int j = j0; j < j1; ++j) {
+      join(j);
       if (cursor.exists()) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)

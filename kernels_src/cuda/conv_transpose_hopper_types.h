@@ -43,6 +43,17 @@ constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false}, {2, 256, 4,
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the
 // epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+#ifdef TCONV_SHORT_PASSES
+// Kernels of twin columns whose outputs leave from registers where rows are of an even number: more accumulators leave
+// none for it.
+TCONV_HD constexpr bool leaves_from_registers(int n) { return n <= 64; }
+#endif
+#ifdef TCONV_JOINS_QUADS
+// Shared memory for the operands of one pass's outputs (conv_transpose_hopper_join_quads.cuh), behind a plan's own.
+constexpr int kConsumerThreads = 256;
+TCONV_HD constexpr int operand_bytes(int n, int value_bytes) { return kConsumerThreads * n * value_bytes; }
+TCONV_HD constexpr int operands_begin(int smem_bytes) { return (smem_bytes + 15) / 16 * 16; }
+#endif
 #ifdef TCONV_JOINS_COLUMNS
 TCONV_HD constexpr bool stores_joined(int n) { return n <= 128; }
 #endif

@@ -29,6 +29,9 @@ struct DepthPlainArgs {
   const Storage* weight;
   Storage* out;
   EpilogueArgs<Storage> epilogue;
+#ifdef TCONV_JOINS_QUADS
+  const Storage* joined_out;  // null, or the outputs' first, and the chain's operand is read here
+#endif
   const int* guard;  // null: always; else only where it is raised
   int64_t tap_channels, oc_per_group, blocks_per_plane, num_blocks;
   int64_t firsts[kMostResidues], kernel_firsts[kMostResidues];  // by residue
@@ -83,7 +86,16 @@ __global__ void __launch_bounds__(DepthPlainConfig::kPixels, DepthPlainConfig::k
     const float sum = depth_plain_sum(args, residue, volume, slice, oc, oh, ow);
     Storage* const to = args.out + volume * args.depth.out_stride_n + oc * args.depth.out_stride_c +
                         slice * args.depth.out_stride_d + residue * p.out_h * p.out_w;
-    to[pixel] = to_storage<Storage>(apply_epilogue<float, Storage>(sum, args.epilogue, oc));
+    const Storage stored = to_storage<Storage>(apply_epilogue<float, Storage>(sum, args.epilogue, oc));
+#ifdef TCONV_JOINS_QUADS
+    if (args.joined_out != nullptr) {
+      to[pixel] =
+          to_storage<Storage>(Epilogue::join<float, Storage>(static_cast<float>(stored), args.epilogue, oc,
+                                                             args.epilogue.channel_vectors, to - args.joined_out + pixel));
+      continue;
+    }
+#endif
+    to[pixel] = stored;
   }
 }
 
@@ -100,6 +112,9 @@ int64_t launch_depth_plain_typed(const ConvCall& call, void* out, const int* gua
   args.out = static_cast<Storage*>(out);
   args.epilogue = make_epilogue_args<Storage>(call);
   args.guard = guard;
+#ifdef TCONV_JOINS_QUADS
+  args.joined_out = call.joined.at_once ? static_cast<const Storage*>(call.joined.out) : nullptr;
+#endif
   args.tap_channels = call.depth.taps > 0 ? p.in_channels / p.groups / call.depth.taps : 0;
   args.blocks_per_plane = (p.out_h * p.out_w + DepthPlainConfig::kPixels - 1) / DepthPlainConfig::kPixels;
   args.num_blocks = args.blocks_per_plane * p.batch * p.out_channels * call.depth.residues();

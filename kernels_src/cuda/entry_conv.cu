@@ -8,6 +8,9 @@
 #ifdef TCONV_READS_TENSORS
 #include "join_tensors.cuh"
 #endif
+#ifdef TCONV_JOINS_QUADS
+#include "join_quads.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -20,6 +23,10 @@ TCONV_EXPORT_HOPPER_PART(tconv::cuda::hopper::launch_of_part<tconv::cuda::kOutpu
 #else
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
+#ifdef TCONV_JOINS_QUADS
+  if (call->conv.joined.can != nullptr)
+    *call->conv.joined.can = tconv::cuda::joins_quads<tconv::cuda::kOutputs>(call->conv);
+#endif
   return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
@@ -29,9 +36,13 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
     return tconv::kWorkspaceTooSmall;
 #ifdef TCONV_READS_TENSORS
+#ifdef TCONV_JOINS_QUADS
+  return tconv::cuda::launch_joined<tconv::cuda::kOutputs>(conv);
+#else
   const int64_t status =
       tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
   return status != tconv::kOk ? status : tconv::cuda::launch_join(conv);
+#endif
 #else
   return tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
 #endif

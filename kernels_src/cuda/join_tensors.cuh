@@ -27,6 +27,7 @@ struct JoinArgs {
   Storage* out;
   EpilogueArgs<Storage> epilogue;
   int64_t count, num_blocks;
+  const int* guard;  // null: always; else only where it is raised
   bool vectors;  // all tensors begin at whole vectors
   FastDivisor64 by_plane, by_channels;
 
@@ -39,6 +40,7 @@ template <typename Storage>
 __global__ void __launch_bounds__(JoinConfig::kThreads, JoinConfig::kMinBlocks)
     join_tensors_kernel(const __grid_constant__ JoinArgs<Storage> args) {
   using Config = JoinConfig;
+  if (args.guard != nullptr && *args.guard == 0) return;
   using Acc = typename StorageTraits<Storage>::Acc;
   constexpr int kVector = Config::kBytes / static_cast<int>(sizeof(Storage)), kVectors = Config::kVectors;
   struct alignas(Config::kBytes) Vector {
@@ -87,11 +89,12 @@ __global__ void __launch_bounds__(JoinConfig::kThreads, JoinConfig::kMinBlocks)
 }
 
 template <typename Storage>
-int64_t launch_join_typed(const ConvCall& call) {
+int64_t launch_join_typed(const ConvCall& call, const int* guard) {
   using Config = JoinConfig;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   JoinArgs<Storage> args{};
+  args.guard = guard;
   args.out = static_cast<Storage*>(call.joined.out);
   args.from = call.joined.from != nullptr ? static_cast<const Storage*>(call.joined.from) : args.out;
   args.epilogue = make_epilogue_args<Storage>(call);
@@ -109,19 +112,20 @@ int64_t launch_join_typed(const ConvCall& call) {
                        dim3(Config::kThreads), 0, call.stream, args);
 }
 
-// Nothing where the chain has no such operand, or another call applies it.
-inline int64_t launch_join(const ConvCall& call) {
+// Nothing where the chain has no such operand, or another call applies it; with `guard`, on the device, only where it is
+// raised.
+inline int64_t launch_join(const ConvCall& call, const int* guard = nullptr) {
   if (!Epilogue::reads_any() || call.joined.planes == 0) return kOk;
   switch (call.dtype) {
 #ifndef TCONV_WITHOUT_FP32
-    case kFloat32: return launch_join_typed<float>(call);
-    case kFloat64: return launch_join_typed<double>(call);
+    case kFloat32: return launch_join_typed<float>(call, guard);
+    case kFloat64: return launch_join_typed<double>(call, guard);
 #endif
 #ifndef TCONV_WITHOUT_FP16
-    case kFloat16: return launch_join_typed<__half>(call);
+    case kFloat16: return launch_join_typed<__half>(call, guard);
 #endif
 #ifndef TCONV_WITHOUT_BF16
-    case kBFloat16: return launch_join_typed<__nv_bfloat16>(call);
+    case kBFloat16: return launch_join_typed<__nv_bfloat16>(call, guard);
 #endif
     default: return kUnsupportedDType;
   }

@@ -94,11 +94,18 @@ inline void cp_async(uint32_t to, const void* from, uint32_t bytes = 16) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
     fail("cp.async of 16 bytes from global address %p, which is misaligned", from);
   if (bytes != 0 && bytes != 16) fail("cp.async of %u bytes of 16", bytes);
-  async_copies[current].open.push_back({to, bytes == 0 ? nullptr : from});
+  async_copies[current].open.push_back({to, bytes == 0 ? nullptr : from, 16});
+}
+inline void cp_async_sized(uint32_t to, const void* from, uint32_t bytes) {
+  if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async of %u bytes", bytes);
+  at_shared(to, bytes, "cp.async");
+  if (reinterpret_cast<uintptr_t>(from) % bytes != 0)
+    fail("cp.async of %u bytes from global address %p, which is misaligned", bytes, from);
+  async_copies[current].open.push_back({to, from, bytes});
 }
 inline void make_copies(const std::vector<AsyncCopy>& copies) {
   static const unsigned char zeros[16] = {};
-  for (const AsyncCopy& copy : copies) store_shared(copy.to, copy.from == nullptr ? zeros : copy.from, 16, "cp.async");
+  for (const AsyncCopy& copy : copies) store_shared(copy.to, copy.from == nullptr ? zeros : copy.from, copy.bytes, "cp.async");
 }
 inline void cp_async_commit() {
   AsyncCopies& copies = async_copies[current];

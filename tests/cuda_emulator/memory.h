@@ -55,6 +55,7 @@ inline Mbarrier& mbarrier_at(uint32_t address, const char* what) {
 struct AsyncCopy {
   uint32_t to;
   const void* from;  // null: zeros
+  uint32_t bytes;
 };
 struct AsyncCopies {
   std::vector<AsyncCopy> open;

@@ -19,6 +19,7 @@ INSTRUCTIONS = {
     "cp.async.bulk.wait_group.read ": "bulk_wait",
     "cp.async.bulk.wait_group ": "bulk_wait",
     "cp.async.cg.shared.global ": "cp_async",
+    "cp.async.ca.shared.global ": "cp_async_sized",
     "cp.async.mbarrier.arrive.noinc.shared.b64 ": "cp_async_arrive",
     "cp.async.commit_group;": "cp_async_commit",
     "cp.async.wait_group ": "cp_async_wait",
