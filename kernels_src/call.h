@@ -39,8 +39,8 @@ struct ConvCall {
     void* out;
     int64_t planes, plane;
     const void* from;
-    // This call, and every other one of these outputs, joins its own as it stores them, in place of that pass. Asked for
-    // a workspace, the CUDA half says at `can`, where that is not null, whether it does so with this call.
+    // This call, and every other one of these outputs, joins its own as it stores them, in place of that pass. Asked
+    // for a workspace, the CUDA half says at `can`, where that is not null, whether it does so with this call.
     bool at_once;
     bool* can;
   } joined;

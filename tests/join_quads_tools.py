@@ -52,6 +52,16 @@ class Case:
             chain = solution["_CHAIN"], solution["_CHAIN_NUMBER"]
             return solution["_in_three_dimensions"](solution["_operator"], "", chain, *operands)
 
+    def called_with_value(self, solution: dict, skip: torch.Tensor) -> tuple:
+        """(result, what its chain begins with) of a volume, as forward keeps it for gradients."""
+        namespace = getattr(torch.ops, solution["_NAMESPACE"])
+        kernels = solution["_volume_operator"](namespace)
+        axes = self.stride, self.padding, self.output_padding, (1, 1, 1)
+        kept = torch.full_like(self.skip, float("nan"))
+        with tf32(True), torch.no_grad():
+            operands = kernels, self.x, self.weight, self.bias, axes, self.groups, (skip,)
+            return solution["_run_volumes"](*operands, kept=kept), kept
+
 
 def misaligned(tensor: torch.Tensor) -> torch.Tensor:
     """The same values where no pair of them is aligned: a pass behind the kernel reads them."""

@@ -45,6 +45,23 @@ def test_random_volumes(emulated, dtype):
     assert set(more) == {0, 1} and sum(more) >= LAYERS // 3, more
 
 
+@pytest.mark.parametrize(
+    ("dtype", "large"), [(torch.float32, False), (torch.float32, True), (torch.float16, False)]
+)
+def test_what_is_kept_for_gradients(emulated, dtype, large):
+    """The value that the operand is added to, beside the result; from the strict kernel, too."""
+    case, found, launches = Case(3, 3, dtype, large), [], []
+    for skip in (case.skip, misaligned(case.skip)):
+        with emulated.on(seed=1, detect_races=True), forced("hopper"):
+            found.append(case.called_with_value(emulated.solution, skip))
+            launches.append(emulated.launches())
+            assert emulated.races() == []
+            alone = case.called(emulated.solution, skip)
+        assert torch.equal(found[-1][0], alone)
+    assert torch.equal(found[0][1], found[1][1])
+    assert launches[1] - launches[0] == 1
+
+
 @pytest.mark.parametrize("dtype", swept(DTYPES, (0, 1)), ids=str)
 def test_random_images(emulated, dtype):
     """In fp32 the pass stands behind the strict kernel, too, and does nothing."""

@@ -36,6 +36,16 @@ def test_random_layers(solution, dtype, dimensions):
         assert beyond(case, own) <= 1, seed
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+def test_what_is_kept_for_gradients(solution, dtype):
+    for seed in range(LAYERS):
+        case = on_gpu(Case(3, seed, dtype))
+        with forced("hopper"):
+            own, value = case.called_with_value(solution, case.skip)
+            behind, as_before = case.called_with_value(solution, misaligned(case.skip))
+        assert torch.equal(own, behind) and torch.equal(value, as_before), seed
+
+
 @pytest.mark.parametrize("dimensions", CONVS)
 def test_where_containers_cannot_hold_the_input(solution, dimensions):
     case = on_gpu(Case(dimensions, 3, torch.float32, large=True))

@@ -249,7 +249,7 @@ Tensor convolve_volumes(DepthInputs& in) {
 #endif
   }
 #ifdef TCONV_READS_TENSORS
-  const bool at_once = !in.kept && all_join(calls, device);
+  const bool at_once = all_join(calls, device);
   for (Call& call : calls) {
     if (at_once) call.conv.joined = calls.back().conv.joined;
     call.conv.joined.at_once = at_once;

@@ -91,6 +91,7 @@ struct HopperArgs {
   bool joins;                // the chain's operand of the output's shape is read where outputs are stored,
   int64_t operand_distance;  // so many elements behind them,
   int operands_begin;        // through shared memory from here on
+  int64_t result_distance;   // and its results are stored so many elements behind them, or 0, in their place
 #endif
 #ifdef TCONV_READS_PACKED
   PackedInput packed;

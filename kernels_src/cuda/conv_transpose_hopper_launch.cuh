@@ -352,7 +352,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
     const auto place = [](const void* at) {
       return reinterpret_cast<intptr_t>(at) / static_cast<intptr_t>(sizeof(Storage));
     };
-    args.operand_distance = place(operand_of(call)) - place(call.joined.out);
+    const int64_t first = place(call.joined.from != nullptr ? call.joined.from : call.joined.out);
+    args.operand_distance = place(operand_of(call)) - first;
+    args.result_distance = place(call.joined.out) - first;
     args.operands_begin = operands_begin(plan.smem_bytes);
     args.plan.smem_bytes = args.operands_begin + operand_bytes(plan.n, sizeof(Storage));
   }

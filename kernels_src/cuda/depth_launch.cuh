@@ -30,7 +30,8 @@ struct DepthPlainArgs {
   Storage* out;
   EpilogueArgs<Storage> epilogue;
 #ifdef TCONV_JOINS_QUADS
-  const Storage* joined_out;  // null, or the outputs' first, and the chain's operand is read here
+  Storage* joined_out;  // null, or the chain's operand is read here, whose results begin there,
+  const Storage* from;  // and what they are made of here
 #endif
   const int* guard;  // null: always; else only where it is raised
   int64_t tap_channels, oc_per_group, blocks_per_plane, num_blocks;
@@ -87,15 +88,14 @@ __global__ void __launch_bounds__(DepthPlainConfig::kPixels, DepthPlainConfig::k
     Storage* const to = args.out + volume * args.depth.out_stride_n + oc * args.depth.out_stride_c +
                         slice * args.depth.out_stride_d + residue * p.out_h * p.out_w;
     const Storage stored = to_storage<Storage>(apply_epilogue<float, Storage>(sum, args.epilogue, oc));
+    to[pixel] = stored;
 #ifdef TCONV_JOINS_QUADS
     if (args.joined_out != nullptr) {
-      to[pixel] =
-          to_storage<Storage>(Epilogue::join<float, Storage>(static_cast<float>(stored), args.epilogue, oc,
-                                                             args.epilogue.channel_vectors, to - args.joined_out + pixel));
-      continue;
+      const int64_t at = to - args.from + pixel;
+      args.joined_out[at] = to_storage<Storage>(Epilogue::join<float, Storage>(
+          static_cast<float>(stored), args.epilogue, oc, args.epilogue.channel_vectors, at));
     }
 #endif
-    to[pixel] = stored;
   }
 }
 
@@ -113,7 +113,8 @@ int64_t launch_depth_plain_typed(const ConvCall& call, void* out, const int* gua
   args.epilogue = make_epilogue_args<Storage>(call);
   args.guard = guard;
 #ifdef TCONV_JOINS_QUADS
-  args.joined_out = call.joined.at_once ? static_cast<const Storage*>(call.joined.out) : nullptr;
+  args.joined_out = call.joined.at_once ? static_cast<Storage*>(call.joined.out) : nullptr;
+  args.from = static_cast<const Storage*>(call.joined.from);
 #endif
   args.tap_channels = call.depth.taps > 0 ? p.in_channels / p.groups / call.depth.taps : 0;
   args.blocks_per_plane = (p.out_h * p.out_w + DepthPlainConfig::kPixels - 1) / DepthPlainConfig::kPixels;

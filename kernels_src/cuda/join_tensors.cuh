@@ -28,7 +28,7 @@ struct JoinArgs {
   EpilogueArgs<Storage> epilogue;
   int64_t count, num_blocks;
   const int* guard;  // null: always; else only where it is raised
-  bool vectors;  // all tensors begin at whole vectors
+  bool vectors;      // all tensors begin at whole vectors
   FastDivisor64 by_plane, by_channels;
 
   __device__ __forceinline__ int64_t channel_of(int64_t plane) const {
@@ -112,8 +112,8 @@ int64_t launch_join_typed(const ConvCall& call, const int* guard) {
                        dim3(Config::kThreads), 0, call.stream, args);
 }
 
-// Nothing where the chain has no such operand, or another call applies it; with `guard`, on the device, only where it is
-// raised.
+// Nothing where the chain has no such operand, or another call applies it; with `guard`, on the device, only where it
+// is raised.
 inline int64_t launch_join(const ConvCall& call, const int* guard = nullptr) {
   if (!Epilogue::reads_any() || call.joined.planes == 0) return kOk;
   switch (call.dtype) {

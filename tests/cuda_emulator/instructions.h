@@ -105,7 +105,8 @@ inline void cp_async_sized(uint32_t to, const void* from, uint32_t bytes) {
 }
 inline void make_copies(const std::vector<AsyncCopy>& copies) {
   static const unsigned char zeros[16] = {};
-  for (const AsyncCopy& copy : copies) store_shared(copy.to, copy.from == nullptr ? zeros : copy.from, copy.bytes, "cp.async");
+  for (const AsyncCopy& copy : copies)
+    store_shared(copy.to, copy.from == nullptr ? zeros : copy.from, copy.bytes, "cp.async");
 }
 inline void cp_async_commit() {
   AsyncCopies& copies = async_copies[current];
