@@ -44,7 +44,7 @@ struct TailCall {
   const void* bias;    // likewise
   // Pools: of depth, height and width. Values behind the last whole window are left out.
   int64_t in[3], window[3], out[3];
-  int64_t num_groups;          // of GroupNorm
+  int64_t num_groups;         // of GroupNorm
   RunningStatistics updated;  // of BatchNorm
   // Of GroupNorm and BatchNorm, whose gradients read what forward leaves: the map of each channel of a sample, or of
   // each channel, four fp32 values.

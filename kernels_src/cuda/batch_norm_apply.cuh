@@ -1,5 +1,5 @@
-// out[n][c][:] = behind.after(table[c].apply(in[n][c][:])); in and out [batch][channels][plane]. One warp per piece of a plane, from
-// the end backwards, since what was read last for the moments is what the L2 cache still holds.
+// out[n][c][:] = behind.after(table[c].apply(in[n][c][:])); in and out [batch][channels][plane]. One warp per piece of
+// a plane, from the end backwards, since what was read last for the moments is what the L2 cache still holds.
 #pragma once
 
 #include "group_norm_moments.cuh"

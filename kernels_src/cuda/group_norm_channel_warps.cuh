@@ -72,9 +72,6 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
   }
   __syncthreads();
   const ChannelAffine<Acc> map = make_channel_affine<Acc>(mean, rstd, weight, bias);
-#ifdef TCONV_NORM_TAILS
-  if (lane == 0) transform.keep(int64_t{blockIdx.x} * channels + warp, map);
-#endif
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     if (!inside(i)) continue;
@@ -86,6 +83,9 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
 #endif
     store_streaming(out + i * kWarp, result);
   }
+#ifdef TCONV_NORM_TAILS
+  if (lane == 0) transform.keep(int64_t{blockIdx.x} * channels + warp, map);
+#endif
 }
 
 template <int kItems, typename S, typename Transform>

@@ -183,8 +183,13 @@ int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape
                                        const GroupNormAffine<S>& affine, cudaStream_t stream,
                                        const Transform& transform = {}) {
   if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
+#ifdef TCONV_NORM_TAILS  // beside ten values steps have no registers
+    if (GroupNormChannelWarpsConfig<8>::fits(shape))
+      return launch_group_norm_channel_warps<8>(in, out, shape, affine, stream, transform);
+#else
     if (GroupNormChannelWarpsConfig<10>::fits(shape))
       return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);
+#endif
     if (GroupNormChannelWarpsConfig<5>::fits(shape))
       return launch_group_norm_channel_warps<5>(in, out, shape, affine, stream, transform);
   }

@@ -43,8 +43,7 @@ int64_t launch_tail_gradient_as(const TailGradientCall& call) {
     if (call.asked == TailOperator::kPlaneSoftmax) return launch_plane_softmax_gradient<Step, S>(call);
 #ifdef TCONV_NORM_TAILS
   } else if constexpr (kKind == TailKind::kGroupNorm) {
-    if (call.asked == TailOperator::kGroupNorm)
-      return launch_norm_tail_gradient<GroupNormTailGradient<Step, S>>(call);
+    if (call.asked == TailOperator::kGroupNorm) return launch_norm_tail_gradient<GroupNormTailGradient<Step, S>>(call);
   } else if constexpr (kKind == TailKind::kBatchNorm) {
     if (call.asked == TailOperator::kBatchNorm) {
       if constexpr (std::is_same_v<S, float>)
