@@ -192,8 +192,11 @@ class _Truth:
         exact = self._rstd * (d - sums[0] - n * sums[1])
         off = self._off_d * weight.abs() + 8 * _SMALL * d.abs()
         moved = self._mean(off * (1 + n.abs())) + self._mean(d.abs() * (self._off_n + 8 * _SMALL))
-        far = off + moved * (1 + n.abs()) + self._off_n * sums[1].abs() + _SMALL * 8 * (
-            sums[0].abs() + n.abs() * sums[1].abs()
+        far = (
+            off
+            + moved * (1 + n.abs())
+            + self._off_n * sums[1].abs()
+            + _SMALL * 8 * (sums[0].abs() + n.abs() * sums[1].abs())
         )
         # 1 / deviation: as far off as the values are.
         far = far + exact.abs() / self._rstd * (self._mean(self._off_n) + 8 * _SMALL)
@@ -236,7 +239,9 @@ CASES = [
     NormTailCase(GROUP_GELU, (2, 4, 10, 33, 32), 2),  # in pieces
     NormTailCase(GROUP_CHAIN, (1, 6, 9, 35, 33), 2, mean=30.0, shift=(1, 2)),
     NormTailCase(GROUP_GELU, (2, 80, 2, 20), 2),  # more channels of a group than are shared
-    NormTailCase(GROUP_RELU, (2, 4, 4, 6, 8), 2, shift=(3, 3)),  # one block
+    NormTailCase(GROUP_RELU, (2, 4, 4, 6, 8), 2, shift=(3, 3)),
+    NormTailCase(GROUP_GELU, (2, 4, 11, 12), 2),  # a warp for each channel, of fewer values
+    NormTailCase(GROUP_GELU, (2, 4, 300), 2),
     *(NormTailCase(GROUP_CHAIN, (2, 4, 4, 6, 8), 2, dtype) for dtype in _LOW),
     *(NormTailCase(GROUP_GELU, (1, 4, 13, 33, 35), 1, dtype) for dtype in _LOW),
     NormTailCase(BATCH_RELU, (2, 3, 6, 8)),
