@@ -3,6 +3,7 @@ truth in float64.
 """
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from generator import ops
 from generator.ops.record import Earlier, Number
 from generator.step_table import Step, branches
+from tests.operator_cases import CASES as OPERATORS
 
 _RECORDS = {record.name: record for record in ops.RECORDS}
 _UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -272,3 +274,42 @@ def random_case(seed: int, tails: tuple[NormTail, ...] = tuple(NORM_TAILS)) -> N
         tracks=rng.random() < 0.7,
         tails=tails,
     )
+
+
+def tails_of_steps(seeds: range) -> list[NormTail]:
+    """Every element-wise operator without operands, then chains of several; each made so that it is
+    finite, and no steeper than numbers can be compared, of values as norms make them.
+    """
+    known = [case for case in OPERATORS if "channel" not in case.name]
+    chains = [[case] for case in known]
+    chains += [random.Random(seed).sample(known, 2 + seed % 3) for seed in seeds]
+    found = []
+    for index, chain in enumerate(chains):
+        kind = "kGroupNorm" if index % 4 == 0 else "kBatchNorm"
+        made = NormTail(kind, [case.step for case in chain], functools.partial(_run, chain))
+        if not _is_tame(made.run):
+            steps = [_named("abs"), _by("add", 0.5), *made.steps]
+            made = NormTail(kind, steps, functools.partial(_run_of_positive, chain))
+        if _is_tame(made.run):
+            found.append(made)
+    return found
+
+
+def _run(chain, v):
+    for case in chain:
+        v = case.function(v, None)
+    return v
+
+
+def _run_of_positive(chain, v):
+    return _run(chain, v.abs() + 0.5)
+
+
+def _is_tame(run) -> bool:
+    v = torch.linspace(-7, 7, 2001, dtype=torch.float64, requires_grad=True)
+    try:
+        y = run(v)
+        (slope,) = torch.autograd.grad(y.sum(), v)
+    except RuntimeError:  # of numbers alone
+        return False
+    return bool((y.abs() < 1e4).all() and (slope.abs() < 1e4).all())

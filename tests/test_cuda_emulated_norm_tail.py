@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from generator.sources import gradient_cuda_source
+from generator.step_table import tail_header
+from tests.cuda_emulator import emulator
 from tests.emulated_tools import needs_cuda_headers
-from tests.norm_tail_tools import CASES, GROUP_RELU, random_case
+from tests.norm_tail_tools import CASES, GROUP_RELU, random_case, tails_of_steps
 from tests.sweeps import swept
 from tests.tail_tools import OF_NORMS, TAILS, first_tail_of
 
@@ -198,3 +201,24 @@ def test_a_training_step_of_a_model(shelf, libraries, name, monkeypatch):
         assert float((mine.double() - theirs).norm()) <= 1e-4 * float(theirs.norm()) + 1e-6
     for mine, theirs in zip(ours.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(4))
+def test_every_step(tmp_path, part):
+    """Each operator, and chains of several, behind either norm."""
+    tails = tuple(tails_of_steps(range(40))[part::4])
+    made = []
+    for entry in ("tail", "tail_gradient"):
+        steps = [(tail.kind, tail.steps) for tail in tails]
+        source = gradient_cuda_source(entry, tails=tail_header(steps, entry != "tail"))
+        (folder := tmp_path / entry).mkdir()
+        kernels = emulator.build_source(source, folder, "-O1")
+        made.append(emulator.EmulatedGradients(kernels, entry, named=f"steps_{part}_"))
+    kinds = set()
+    with made[0].on(), made[1].on():
+        for seed in range(4 * len(tails)):
+            case = random_case(seed, tails)
+            kinds.add(case.place)
+            case.check(*made, 0)
+    assert len(kinds) > len(tails) * 3 // 4
