@@ -24,7 +24,7 @@ from generator.reads import (
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
-from generator.tails import NORM_TAILS, keeps_channels, tail_kind
+from generator.tails import NORM_TAILS, keeps_channels, may_read, tail_kind
 
 _OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
 _BEHIND_TENSORS = "no kernel normalises what a tensor operand is read into"
@@ -227,7 +227,7 @@ class _Fusion:
                 last = joined[-1]
                 continue
             found = self._branches(last.result, fused)
-            if found is not None and _may_read(entry, found.vectors, found.whole):
+            if found is not None and may_read(entry, found.vectors, found.whole):
                 fused.elementwise += found.nodes
                 fused.steps.append(found.step)
                 fused.whole += [len(fused.vectors) + index for index in found.whole]
@@ -256,7 +256,7 @@ class _Fusion:
                 if self._is_group_norm(node):
                     self._why[node] = _BEHIND_TENSORS if fused.whole else _OVER_SLICES
                 break
-            if not _may_read(entry, read.vector, read.whole):
+            if not may_read(entry, read.vector, read.whole):
                 break
             if read.vector is not None:
                 if len(fused.vectors) == MAX_CHANNEL_VECTORS:
@@ -374,11 +374,6 @@ class _Fusion:
             return False
         read = self._step(node, Behind(None))
         return read.step is not None and read.step.monotone and read.vector is None
-
-
-def _may_read(entry: str, operands: Any, whole: Any) -> bool:
-    """May steps there have these operands, of which the `whole` have the output's shape?"""
-    return entry == "conv" or not (whole or (operands and entry in NORM_TAILS))
 
 
 def dimensions_of(node: Node) -> int | None:

@@ -2,6 +2,8 @@
 themselves, with the element-wise steps behind them, over a tensor in memory.
 """
 
+from typing import Any
+
 from torch import nn
 
 from generator.front.layers import layer_class
@@ -60,6 +62,13 @@ def keeps_channels(node: Node, before: Value) -> bool:
         return False
     shape, given = node.result.shape, before.shape
     return node.args[0] is before and len(shape) > 2 and shape[:2] == given[:2]
+
+
+def may_read(entry: str, operands: Any, whole: Any) -> bool:
+    """May the steps behind it, a tail's kind or "conv", have these operands, of which the `whole`
+    have the output's shape?
+    """
+    return entry == "conv" or not (whole or (operands and entry in NORM_TAILS))
 
 
 def _softmax_kind(dim: int | None, dimensions: int) -> str | None:
