@@ -281,9 +281,10 @@ BEHIND = [
 _EACH = [(norm, *case) for norm in NORMS for case in BEHIND]
 
 
-@pytest.mark.parametrize(("norm", "behind", "steps"), swept(_EACH, range(0, len(_EACH), 2)))
-def test_what_is_a_tail(tmp_path, norm, behind, steps):
+@pytest.mark.parametrize("case", swept(_EACH, range(0, len(_EACH), 2)), ids=str)
+def test_what_is_a_tail(tmp_path, case):
     """A norm that has steps without operands behind it; else it is a library's of its own."""
+    norm, behind, steps = case
     path = written(tmp_path, norm, behind)
     program = program_of(path)
     entry, name = ("kGroupNorm", "group") if "Group" in norm else ("kBatchNorm", "batch")
