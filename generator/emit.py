@@ -71,10 +71,11 @@ GroupNorm that no kernel of the convolution takes along is on Hopper, of large t
 its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its gradients, built when
 first called."""
 _TAILS = """\
-LayerNorm over rows, softmax over channels and pools whose windows stand side by side are, each with
-the element-wise steps behind it, on Hopper and of large tensors, a library of their own, too
-(TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE), and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE,
-TAIL_GRADIENT_OPERATOR_SOURCE), each built when first called."""
+LayerNorm over rows, softmax over channels, pools whose windows stand side by side, GroupNorm and
+BatchNorm (in training mode) where steps follow are, each with the element-wise steps behind it, on
+Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE),
+and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE, TAIL_GRADIENT_OPERATOR_SOURCE), each built
+when first called."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside

@@ -26,6 +26,7 @@ _GROUP_NORMALISED = (
     "tensor is large"
 )
 _TAIL = "but on Hopper a kernel of ours runs {} where the tensor is large"
+_IN_TRAINING = ", in training mode"  # of BatchNorm
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
 
@@ -99,7 +100,7 @@ def _counted(names: list[str]) -> str:
 
 def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container) -> list[Line]:
     taken = [tail for tail in plan.tails if tail.headers in tails]
-    tail_of = {node: summary(tail) for tail in taken for node in tail.nodes}
+    tail_of = {node: tail for tail in taken for node in tail.nodes}
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -113,12 +114,13 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
             why = plan.why[item]
             if program.ordinary and is_ordinary_conv(program.reference, item):
                 why = _ORDINARY
+            elif item in tail_of:
+                why = _TAIL.format(summary(tail_of[item]))
+                why += _IN_TRAINING * (tail_of[item].entry == "kBatchNorm")
             elif "batch_norm" in norms and is_batch_norm(program.reference, item):
                 why += _NORMALISED
             elif "group_norm" in norms and is_group_norm(program.reference, item):
                 why += _GROUP_NORMALISED
-            elif item in tail_of:
-                why = _TAIL.format(tail_of[item])
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     for node in plan.read_through:
         said = "not computed, kernels read the parameter where it lies"

@@ -24,7 +24,7 @@ from generator.reads import (
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
-from generator.tails import keeps_channels, tail_kind
+from generator.tails import NORM_TAILS, keeps_channels, may_read, tail_kind
 
 _OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
 _BEHIND_TENSORS = "no kernel normalises what a tensor operand is read into"
@@ -160,8 +160,9 @@ class _Fusion:
             kind = None if node in self._taken else tail_kind(self._reference, node)
             # Of softmax PyTorch keeps the result for the gradient, a tail what it was given.
             kept = kind is None or "Softmax" not in kind or not self._writes_behind(node)
-            if kind is not None and kept:
-                found.append(self._grow(node, kind))
+            tail = self._grow(node, kind) if kind is not None and kept else None
+            if tail is not None and (tail.steps or kind not in NORM_TAILS):
+                found.append(tail)
         return found
 
     def _writes_behind(self, node: Node) -> bool:
@@ -226,7 +227,7 @@ class _Fusion:
                 last = joined[-1]
                 continue
             found = self._branches(last.result, fused)
-            if found is not None and not (found.whole and entry != "conv"):
+            if found is not None and may_read(entry, found.vectors, found.whole):
                 fused.elementwise += found.nodes
                 fused.steps.append(found.step)
                 fused.whole += [len(fused.vectors) + index for index in found.whole]
@@ -255,7 +256,7 @@ class _Fusion:
                 if self._is_group_norm(node):
                     self._why[node] = _BEHIND_TENSORS if fused.whole else _OVER_SLICES
                 break
-            if read.whole and entry != "conv":
+            if not may_read(entry, read.vector, read.whole):
                 break
             if read.vector is not None:
                 if len(fused.vectors) == MAX_CHANNEL_VECTORS:

@@ -62,9 +62,11 @@ class Program:
     @property
     def norms(self) -> frozenset[str]:
         """The norms that kernels of ours may serve, too, by the names of their libraries: a
-        BatchNorm or a GroupNorm that no kernel has taken along.
+        BatchNorm or a GroupNorm that no kernel has taken along, and no tail begins with.
         """
+        of_tails = {tail.conv for plan in self.plans for tail in plan.tails}
         items = [item for plan in self.plans for item in plan.items if not isinstance(item, Fused)]
+        items = [item for item in items if item not in of_tails]
         found = set()
         if self.kernels and any(is_batch_norm(self.reference, item) for item in items):
             found.add("batch_norm")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from generator.errors import Refusal
+from generator.tails import NORM_TAILS
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels_src"
@@ -27,7 +28,7 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh and, where
 # the kernel is no multiple of the stride, present_taps.h; for those that sum over many channels
 # conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for volumes of few
-# channels conv_transpose_direct_launch.cuh.
+# channels conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails norm_tail.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -37,6 +38,7 @@ _SAMPLED = "TCONV_SAMPLES_INPUTS"
 _SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
 _SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
 _SEVERAL, _FEW = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS"
+_NORM_TAILS = "TCONV_NORM_TAILS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
 _OF_ANY_TENSOR = tuple(
@@ -72,6 +74,7 @@ def resolve(
     ahead: bool = False,
     several: bool = False,
     few: bool = False,
+    norm_tails: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -85,8 +88,8 @@ def resolve(
     chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
     `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
-    steps; `few`: with the kernel for volumes of few channels.
-    Raises Refusal where a file is missing.
+    steps; `few`: with the kernel for volumes of few channels; `norm_tails`: tails of GroupNorm or
+    BatchNorm. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -111,6 +114,7 @@ def resolve(
         _AHEAD: ahead,
         _SEVERAL: several,
         _FEW: few,
+        _NORM_TAILS: norm_tails,
         _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
     }
     if not in_parts:
@@ -308,6 +312,8 @@ def gradient_cuda_source(
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
+    if tails is not None:
+        conditions["norm_tails"] = any(f"TailKind::{kind};" in tails for kind in NORM_TAILS)
     if packed:
         conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
         conditions |= {"several": chained and several, "few": few_channels is not None}

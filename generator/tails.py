@@ -2,6 +2,8 @@
 themselves, with the element-wise steps behind them, over a tensor in memory.
 """
 
+from typing import Any
+
 from torch import nn
 
 from generator.front.layers import layer_class
@@ -16,8 +18,22 @@ _LAYERS = {
     nn.AvgPool3d: "kAveragePool",
     nn.MaxPool2d: "kMaxPool",
     nn.MaxPool3d: "kMaxPool",
+    nn.GroupNorm: "kGroupNorm",
+    nn.BatchNorm1d: "kBatchNorm",
+    nn.BatchNorm2d: "kBatchNorm",
+    nn.BatchNorm3d: "kBatchNorm",
 }
-_POOLS = ("kAveragePool", "kMaxPool")
+# Of these a tail has steps, without operands: by themselves they have libraries of their own.
+NORM_TAILS = ("kGroupNorm", "kBatchNorm")
+_DIMENSIONS = {
+    nn.AvgPool2d: 4,
+    nn.AvgPool3d: 5,
+    nn.MaxPool2d: 4,
+    nn.MaxPool3d: 5,
+    nn.BatchNorm1d: 3,
+    nn.BatchNorm2d: 4,
+    nn.BatchNorm3d: 5,
+}
 
 
 def tail_kind(reference: Reference, node: Node) -> str | None:
@@ -35,8 +51,7 @@ def tail_kind(reference: Reference, node: Node) -> str | None:
     kind = _LAYERS.get(layer_class(module))
     if kind == "kSoftmax":
         return _softmax_kind(module.dim, len(shape))
-    dimensions = 4 if layer_class(module) in (nn.AvgPool2d, nn.MaxPool2d) else 5
-    return None if kind in _POOLS and len(shape) != dimensions else kind
+    return kind if _DIMENSIONS.get(layer_class(module), len(shape)) == len(shape) else None
 
 
 def keeps_channels(node: Node, before: Value) -> bool:
@@ -47,6 +62,13 @@ def keeps_channels(node: Node, before: Value) -> bool:
         return False
     shape, given = node.result.shape, before.shape
     return node.args[0] is before and len(shape) > 2 and shape[:2] == given[:2]
+
+
+def may_read(entry: str, operands: Any, whole: Any) -> bool:
+    """May the steps behind it, a tail's kind or "conv", have these operands, of which the `whole`
+    have the output's shape?
+    """
+    return entry == "conv" or not (whole or (operands and entry in NORM_TAILS))
 
 
 def _softmax_kind(dim: int | None, dimensions: int) -> str | None:

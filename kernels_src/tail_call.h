@@ -13,10 +13,12 @@ enum class TailKind {
   kPlaneSoftmax,  // over the positions of a channel
   kAveragePool,   // of volumes, over windows side by side, of which each is whole
   kMaxPool,       // likewise
+  kGroupNorm,
+  kBatchNorm,  // by a batch's statistics
 };
 
 // What is called, with the number of a tail of this kind, or else nothing is computed.
-enum class TailOperator { kLayerNorm, kSoftmax, kPlaneSoftmax, kPool };
+enum class TailOperator { kLayerNorm, kSoftmax, kPlaneSoftmax, kPool, kGroupNorm, kBatchNorm };
 
 // Registers hold so many channels of a position.
 constexpr int64_t kMostSoftmaxChannels = 256;
@@ -38,10 +40,15 @@ struct TailCall {
   // LayerNorm: plane is whole rows.
   int64_t row;
   double eps;
-  const void* weight;  // [row] or null
+  const void* weight;  // [row], of the other norms [channels], or null
   const void* bias;    // likewise
   // Pools: of depth, height and width. Values behind the last whole window are left out.
   int64_t in[3], window[3], out[3];
+  int64_t num_groups;         // of GroupNorm
+  RunningStatistics updated;  // of BatchNorm
+  // Of GroupNorm and BatchNorm, whose gradients read what forward leaves: the map of each channel of a sample, or of
+  // each channel, four fp32 values.
+  void* maps;
 };
 
 // Of a call that computes nothing, and why.

@@ -11,7 +11,7 @@ namespace tconv {
 struct TailGradientCall : TailCall {
   const void* grad;
   void* grad_value;
-  // Sums that are wanted, one bit each: of LayerNorm the gradients of weight and bias, of the other kinds those of the
+  // Sums that are wanted, one bit each: of norms the gradients of weight and bias, of the other kinds those of the
   // steps' operands by index. [bits][row, or channels]
   int64_t wanted;
   void* sums;

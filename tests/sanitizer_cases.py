@@ -37,6 +37,7 @@ from tests.sanitizer_models import (
     grouped_is_finite,
     joined_volumes_are_finite,
     residual_is_finite,
+    stepped_batch_norm_is_finite,
     tails_are_finite,
 )
 from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
@@ -210,6 +211,7 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
                 finite &= _gradients_are_finite(run, model, x)
         if run.problem == VOLUME_ONLY and run.kernel == "hopper":
             finite &= _weights_alone_are_finite(load(run.problem), run.dtype)
+            finite &= stepped_batch_norm_is_finite(load(run.problem), run.dtype)
         if run.problem == MANY_CHANNELS and run.dtype == torch.float32:
             finite &= _normalised_is_finite(load(run.problem), _on_device(x, run.layout))
     finally:

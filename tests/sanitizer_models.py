@@ -40,7 +40,30 @@ def grouped_is_finite(solution: dict, run) -> bool:
     library, numbers = solution["_group_norm_library"](), (case.groups, 1e-5)
     found = [library.normalise.default(value, weight, bias, *numbers)]
     found += library.backward.default(grad, value, weight, *numbers, case.affine, case.affine)
+    if run.dtype != torch.float64:
+        found += _stepped(solution, "group_norm", (value, weight, bias), grad, (case.groups,))
     return all(bool(t.cpu().isfinite().all()) for t in found)
+
+
+def stepped_batch_norm_is_finite(solution: dict, dtype: torch.dtype) -> bool:
+    """The only tail of a solution, and its gradients: of a warp's planes and of a block's."""
+    good = True
+    for image in ((3, 5, 7), (3, 29, 31)) if dtype == torch.float32 else ():
+        value, grad = (torch.randn(2, 4, *image).to("cuda") for _ in range(2))
+        vectors = [torch.rand(4).to("cuda") for _ in range(4)]
+        moved = *vectors[2:], torch.tensor(2).to("cuda"), 0.0
+        found = _stepped(solution, "batch_norm", (value, *vectors[:2]), grad, (), moved)
+        good &= all(bool(t.cpu().isfinite().all()) for t in (*found, *vectors))
+    return good
+
+
+def _stepped(solution: dict, name: str, given: tuple, grad, numbers: tuple, moved=()) -> list:
+    """Results and gradients of tail 0, a norm with steps behind it."""
+    forward, backward = solution["_tail_library"](), solution["_tail_gradient_library"]()
+    y, maps = getattr(forward, name).default(0, *given, *moved, *numbers, 1e-5)
+    wanted = 0 if given[1] is None else 3
+    called = getattr(backward, f"{name}_backward").default
+    return [y, maps[:, :3], *called(0, grad, *given, maps, *numbers, 1e-5, wanted)]
 
 
 def tails_are_finite(solution: dict, run) -> bool:

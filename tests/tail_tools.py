@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from generator import ops
+from generator.fuse import Fused
 from generator.ops.record import ChannelVector
 from generator.step_table import Step, tail_header
+from tests.norm_tail_tools import LONG_NORM_TAILS, NORM_TAILS
 from tests.solution_tools import REFERENCES, program_of
 
 _RECORDS = {record.name: record for record in ops.RECORDS}
@@ -42,19 +44,34 @@ TAILS: list[tuple[str, Steps]] = [
     if (kind, steps) not in (("kSoftmax", GELU), ("kAveragePool", SIGMOID), ("kMaxPool", SUM))
 ]
 
-OF_REFERENCE = len(TAILS)  # the number of normed_volumes.py's first one, behind those
+OF_NORMS = len(TAILS)  # the number of the first of NORM_TAILS, behind those
+OF_REFERENCE = OF_NORMS + len(NORM_TAILS)  # and of normed_volumes.py's, behind them
+_WITH_TAILS = "normed_volumes", "grouped_volumes", "volume_only"  # and so on
+
+
+def _tails_of(reference: str) -> list[Fused]:
+    return [*program_of(REFERENCES / f"{reference}.py").tails.values()]
+
+
+def first_tail_of(reference: str) -> int:
+    """The number in the tests' library of the first tail of one of them."""
+    ahead = _WITH_TAILS[: _WITH_TAILS.index(reference)]
+    return OF_REFERENCE + sum(len(_tails_of(name)) for name in ahead)
 
 
 def tails_header(gradients: bool = False) -> str:
-    """The text of generated_tail.h with TAILS, and those of normed_volumes.py."""
-    program = program_of(REFERENCES / "normed_volumes.py")
-    of_reference = [(tail.entry, tail.steps) for tail in program.tails.values()]
-    return tail_header([*((kind, steps.made) for kind, steps in TAILS), *of_reference], gradients)
+    """The text of generated_tail.h with TAILS, NORM_TAILS and those of three references."""
+    made = [(kind, steps.made) for kind, steps in TAILS]
+    made += [(tail.kind, tail.steps) for tail in NORM_TAILS]
+    for name in _WITH_TAILS:
+        made += [(tail.entry, tail.steps) for tail in _tails_of(name)]
+    return tail_header(made, gradients)
 
 
 def long_tails_header() -> str:
-    """Of gradients, those of TAILS that take most registers."""
+    """Of gradients, those that take most registers."""
     chosen = [(kind, steps.made) for kind, steps in TAILS if steps in (GELU, SIGMOID)]
+    chosen += [(tail.kind, tail.steps) for tail in LONG_NORM_TAILS]
     return tail_header(chosen, gradients=True)
 
 

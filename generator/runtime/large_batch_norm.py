@@ -53,17 +53,22 @@ def _kernels_serve(module, x) -> bool:
 
 def _normalised(module, x, softmax):
     """By the kernels, as nn.BatchNorm2d counts batches and keeps statistics."""
+    normalise = _batch_norm_library().normalise.default
+    moved = _counted_batch(module)
+    with _ALLOCATION:
+        return normalise(x, module.weight, module.bias, *moved, module.eps, softmax)
+
+
+def _counted_batch(module) -> tuple:
+    """Counts a batch; what moves by it: (running_mean, running_var, the count or None where the
+    momentum is not its inverse, the momentum).
+    """
     keeps, counted, momentum = module.track_running_stats, None, module.momentum
     if keeps and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
         counted = module.num_batches_tracked if momentum is None else None
     running = (module.running_mean, module.running_var) if keeps else (None, None)
-    normalise = _batch_norm_library().normalise.default
-    with _ALLOCATION:
-        return normalise(
-            *(x, module.weight, module.bias, *running),
-            *(counted, momentum or 0.0, module.eps, softmax),
-        )
+    return *running, counted, momentum or 0.0
 
 
 class _BatchNorm(torch.autograd.Function):

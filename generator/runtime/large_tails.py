@@ -11,6 +11,8 @@ from torch import nn as _nn
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
 from generator.runtime.generated import _TAILS
+from generator.runtime.large_batch_norm import _counted_batch, _kernels_serve
+from generator.runtime.large_group_norm import _group_norm_pays
 from generator.runtime.large_layers import _is_hopper, _is_plain
 from generator.runtime.tail_gradients import _has_tail_gradient, _Tail
 from generator.runtime.tail_libraries import _tail_library
@@ -26,21 +28,26 @@ def _tail(number: int, x, layer, vectors, step_layers) -> tuple:
     layer: the module that the tail begins with, or None for a function; vectors: the operands of
     its steps; step_layers: the modules among those, each with what it was when it was read.
     """
-    if _as_operator() or _transformed() or not _tail_pays(x, vectors):
+    kind = _TAILS[number]
+    if _as_operator() or _transformed() or not (kind in _NORM_TAILS or _tail_pays(x, vectors)):
         return False, x
-    name, numbers, tensors = _TAIL_CALLS[_TAILS[number]](layer, x)
+    name, numbers, tensors = _TAIL_CALLS[kind](layer, x)
     if name is None or not all(_is_as_read(step, was) for step, was in step_layers):
         return False, x
     image = name == "pool" and x.dim() == 4  # to the kernels a volume of one slice
     value = x.unsqueeze(2) if image else x
 
-    def run() -> torch.Tensor:
+    def run() -> tuple:
+        """(the result, what its gradients read besides)"""
+        operator = getattr(_tail_library(), name).default
         flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
+        moved = _counted_batch(layer) if name == "batch_norm" else ()
         with _ALLOCATION:
-            return getattr(_tail_library(), name).default(number, value, *flat, *numbers, *vectors)
+            found = operator(number, value, *flat, *moved, *numbers, *vectors)
+        return (found[0], found[1:]) if kind in _NORM_TAILS else (found, ())
 
     if not _wants_gradient(x, *tensors, *vectors):
-        y = run()
+        y, _ = run()
     elif _has_tail_gradient(name, vectors):
         y = _Tail.apply(run, (number, name, numbers), len(tensors), value, *tensors, *vectors)
     else:
@@ -70,6 +77,20 @@ def _row_norm_call(layer, x) -> tuple:
     if any(t is not None and not _fits_tail(t, x) for t in tensors):
         return _NO_TAIL
     return "layer_norm", (layer.eps, row), tensors
+
+
+def _group_norm_call(layer, x) -> tuple:
+    """Likewise; where it pays, as without steps."""
+    if not (_is_plain(layer, _nn.GroupNorm) and _group_norm_pays(layer, x)):
+        return _NO_TAIL
+    return "group_norm", (layer.num_groups, layer.eps), (layer.weight, layer.bias)
+
+
+def _batch_norm_call(layer, x) -> tuple:
+    """Likewise."""
+    if not _kernels_serve(layer, x):
+        return _NO_TAIL
+    return "batch_norm", (layer.eps,), (layer.weight, layer.bias)
 
 
 def _softmax_call(layer, x) -> tuple:
@@ -114,7 +135,10 @@ _TAIL_CALLS = {
     "kPlaneSoftmax": _plane_softmax_call,
     "kAveragePool": _pool_call,
     "kMaxPool": _pool_call,
+    "kGroupNorm": _group_norm_call,
+    "kBatchNorm": _batch_norm_call,
 }
+_NORM_TAILS = "kGroupNorm", "kBatchNorm"  # whose steps have no operands
 
 
 def _fits_tail(tensor, x) -> bool:

@@ -9,7 +9,9 @@ from generator.runtime.gradients import _chain_forward
 from generator.runtime.tail_libraries import _tail_gradient_library
 
 # By operator, of how many of the steps' operands the kernels form gradients.
-_MOST_TAIL_SUMS = {"layer_norm": 0, "softmax": 1}
+_MOST_TAIL_SUMS = {"layer_norm": 0, "group_norm": 0, "batch_norm": 0, "softmax": 1}
+
+_OF_NORMS = "layer_norm", "group_norm", "batch_norm"  # which have sums of weight and bias
 
 
 def _has_tail_gradient(name: str, vectors) -> bool:
@@ -19,15 +21,17 @@ def _has_tail_gradient(name: str, vectors) -> bool:
 
 
 class _Tail(torch.autograd.Function):
-    """run(): the result of x, of `count` tensors of the layer's and of the steps' operands; call:
-    (the tail's number, its operator's name, the numbers that this is given).
+    """run(): the result of x, of `count` tensors of the layer's and of the steps' operands, and
+    what the kernels of the gradients read besides; call: (the tail's number, its operator's name,
+    the numbers that this is given).
     """
 
     @staticmethod
     def forward(ctx, run, call, count, x, *operands):
-        ctx.call, ctx.count = call, count
-        ctx.save_for_backward(x, *operands)
-        return run()
+        y, kept = run()
+        ctx.call, ctx.count, ctx.given = call, count, 1 + len(operands)
+        ctx.save_for_backward(x, *operands, *kept)
+        return y
 
     @staticmethod
     def backward(ctx, grad):
@@ -37,18 +41,19 @@ class _Tail(torch.autograd.Function):
 def _tail_gradients(ctx, grad) -> list:
     """Of x and the operands, those that are wanted."""
     (number, name, numbers), count = ctx.call, ctx.count
-    x, *operands = ctx.saved_tensors
+    x, *operands = ctx.saved_tensors[: ctx.given]
     needs = ctx.needs_input_grad[3:]
     if torch.is_grad_enabled():  # create_graph=True
         return _differentiated_tail(ctx, grad, needs)
     tensors, vectors = operands[:count], operands[count:]
-    first, last = (0, count) if name == "layer_norm" else (count, len(operands))
+    first, last = (0, count) if name in _OF_NORMS else (count, len(operands))
     summed = needs[1 + first : 1 + last]
     wanted = sum(1 << bit for bit, need in enumerate(summed) if need)
     flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
     backward = getattr(_tail_gradient_library(), f"{name}_backward").default
     with _ALLOCATION:
-        grad_x, sums = backward(number, grad, x, *flat, *numbers, wanted, *vectors)
+        kept = ctx.saved_tensors[ctx.given :]
+        grad_x, sums = backward(number, grad, x, *flat, *kept, *numbers, wanted, *vectors)
     found = [grad_x if needs[0] else None, *[None] * len(operands)]
     for bit, need in enumerate(summed):
         if need:
@@ -61,7 +66,8 @@ def _differentiated_tail(ctx, grad, needs) -> list:
     tensor may come twice, or be computed from another one.
     """
     (number, name, numbers), count = ctx.call, ctx.count
-    views = [None if tensor is None else tensor.view_as(tensor) for tensor in ctx.saved_tensors]
+    saved = ctx.saved_tensors[: ctx.given]
+    views = [None if tensor is None else tensor.view_as(tensor) for tensor in saved]
     x, tensors, vectors = views[0], views[1 : 1 + count], views[1 + count :]
     y = _tail_of_pytorch(number, name, x, tensors, numbers)
     steps = _chain_forward(_TAIL_CHAINS[number], y.flatten(2).unsqueeze(-1), vectors)
@@ -78,6 +84,11 @@ def _tail_of_pytorch(number: int, name: str, x, tensors, numbers) -> torch.Tenso
         eps, row = numbers
         flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
         return aten.layer_norm.default(x.reshape(-1, row), [row], *flat, eps).view(x.shape)
+    if name == "group_norm":
+        sizes = x.shape[0], x.shape[1], x.numel() // (x.shape[0] * x.shape[1])
+        return aten.native_group_norm.default(x, *tensors, *sizes, *numbers)[0]
+    if name == "batch_norm":
+        return aten.native_batch_norm.default(x, *tensors, None, None, True, 0.0, *numbers)[0]
     if name == "softmax":
         return aten.softmax.int(x, 1)
     if name == "plane_softmax":

@@ -35,6 +35,16 @@ def _fake_pool(number, value, window_d, window_h, window_w, *args):
     return value.new_empty((*value.shape[:2], *(size // window for size, window in windows)))
 
 
+def _fake_norm(of_samples: bool):
+    """With a map for each channel of a sample, or for each channel."""
+
+    def fake(number, value, *args):
+        maps = value.shape[0] * value.shape[1] if of_samples else value.shape[1]
+        return _fake_tail(number, value), value.new_empty((maps, 4), dtype=torch.float32)
+
+    return fake
+
+
 def _fake_gradient(wanted_at: int, of_row: int | None = None):
     """Of an operator with `wanted` at that place behind the value, and a row's length at of_row."""
 
@@ -49,7 +59,7 @@ def _fake_gradient(wanted_at: int, of_row: int | None = None):
 def _tail_library():
     """The namespace with the operators of kernels_src/binding/operator_tail.cpp."""
     fakes = dict.fromkeys(("layer_norm", "softmax", "plane_softmax"), _fake_tail)
-    fakes["pool"] = _fake_pool
+    fakes |= {"pool": _fake_pool, "group_norm": _fake_norm(True), "batch_norm": _fake_norm(False)}
     namespace, _ = _load_operators(*_TAIL_LIBRARY, fakes)
     return namespace
 
@@ -61,6 +71,8 @@ def _tail_gradient_library():
         "softmax_backward": _fake_gradient(0),
         "plane_softmax_backward": _fake_gradient(0),
         "pool_backward": _fake_gradient(3),
+        "group_norm_backward": _fake_gradient(5),
+        "batch_norm_backward": _fake_gradient(4),
     }
     namespace, _ = _load_operators(*_TAIL_GRADIENT_LIBRARY, fakes)
     return namespace

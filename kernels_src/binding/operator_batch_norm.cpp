@@ -10,15 +10,11 @@
 TCONV_DECLARE_CUDA_HALF(BatchNormCall)
 
 #include "run.h"
+#include "running_statistics.h"
 #include "stack.h"
 
 namespace tconv {
 namespace binding {
-
-void check_written(const char* name, const OptionalTensor& given, int64_t channels, const Tensor& value) {
-  check_channel_vector(name, given, channels, value);
-  if (given && !given->is_contiguous()) refuse(name, " must be contiguous to be written");
-}
 
 // What both operators are given: checked, and made contiguous.
 struct BatchNormOperands {

@@ -1,11 +1,13 @@
 // The operators of the library of tails, each with the element-wise steps of the tail that a number names: LayerNorm
-// over rows of a channel's own, softmax over channels, pools of volumes over windows side by side.
+// over rows of a channel's own, softmax over channels, pools of volumes over windows side by side; GroupNorm and
+// BatchNorm, which give the result and the maps that their gradients read.
 #include "../tail_call.h"
 #include "cuda_half.h"
 
 TCONV_DECLARE_CUDA_HALF(TailCall)
 
-#include "tail_inputs.h"
+#include "norm_tail_inputs.h"
+#include "running_statistics.h"
 
 namespace tconv {
 namespace binding {
@@ -64,6 +66,45 @@ void pool(StableIValue* values, uint64_t, uint64_t) {
   stack.give(result);
 }
 
+void group_norm(StableIValue* values, uint64_t, uint64_t) {
+  constexpr TailOperator kAsked = TailOperator::kGroupNorm;
+  Stack stack(values);
+  TailOperands in(stack);
+  ChannelNormOperands norm(stack);
+  norm.num_groups = stack.integer(), norm.eps = stack.number();
+  in.check();
+  norm.check(in, kAsked);
+  const Tensor result = in.result_of(in.value.sizes().data()), maps = norm.allocate_maps(in.value, kAsked);
+  TailCall call = in.call(kAsked, result);
+  norm.fill(call, maps);
+  if (result.numel() > 0) launch(call, device_of(in.value));
+  stack.give(result, maps);
+}
+
+// running_mean and running_var, where given, move towards the batch's statistics by momentum or, where num_batches is
+// given, by 1 / num_batches.
+void batch_norm(StableIValue* values, uint64_t, uint64_t) {
+  constexpr TailOperator kAsked = TailOperator::kBatchNorm;
+  Stack stack(values);
+  TailOperands in(stack);
+  ChannelNormOperands norm(stack);
+  OptionalTensor running_mean = stack.optional_tensor(), running_var = stack.optional_tensor();
+  OptionalTensor num_batches = stack.optional_tensor();
+  const double momentum = stack.number();
+  norm.eps = stack.number();
+  in.check();
+  norm.check(in, kAsked);
+  check_written("running_mean", running_mean, in.value.size(1), in.value);
+  check_written("running_var", running_var, in.value.size(1), in.value);
+  const Tensor result = in.result_of(in.value.sizes().data()), maps = norm.allocate_maps(in.value, kAsked);
+  TailCall call = in.call(kAsked, result);
+  norm.fill(call, maps);
+  call.updated = {pointer_of(running_mean), pointer_of(running_var), momentum,
+                  static_cast<const int64_t*>(pointer_of(num_batches))};
+  launch(call, device_of(in.value));
+  stack.give(result, maps);
+}
+
 }  // namespace binding
 }  // namespace tconv
 
@@ -75,12 +116,22 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def("plane_softmax(int number, Tensor value, " TCONV_VECTORS_SCHEMA ") -> Tensor");
   library.def("pool(int number, Tensor value, int window_d, int window_h, int window_w, " TCONV_VECTORS_SCHEMA
               ") -> Tensor");
+  library.def(
+      "group_norm(int number, Tensor value, Tensor? weight, Tensor? bias, int num_groups, float eps) "
+      "-> (Tensor, Tensor)");
+  library.def(
+      "batch_norm(int number, Tensor value, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
+      "Tensor(b!)? running_var, Tensor? num_batches, float momentum, float eps) -> (Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) {
   library.impl("layer_norm", &tconv::binding::layer_norm), library.impl("softmax", &tconv::binding::softmax);
   library.impl("plane_softmax", &tconv::binding::plane_softmax), library.impl("pool", &tconv::binding::pool);
+  library.impl("group_norm", &tconv::binding::group_norm);
+  library.impl("batch_norm", &tconv::binding::batch_norm);
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) {
   library.impl("layer_norm", &tconv::binding::layer_norm), library.impl("softmax", &tconv::binding::softmax);
   library.impl("plane_softmax", &tconv::binding::plane_softmax), library.impl("pool", &tconv::binding::pool);
+  library.impl("group_norm", &tconv::binding::group_norm);
+  library.impl("batch_norm", &tconv::binding::batch_norm);
 }

@@ -1,12 +1,12 @@
 // The operators of the library of the gradients through tails: of the tail that a number names, from `grad`, that of
 // its result. Each gives the gradient of value, and sums [n, row or channels] whose rows are those that `wanted` has a
-// bit for: of LayerNorm the gradients of weight and bias, else those of the steps' operands by index.
+// bit for: of norms the gradients of weight and bias, else those of the steps' operands by index.
 #include "../tail_gradient_call.h"
 #include "cuda_half.h"
 
 TCONV_DECLARE_CUDA_HALF(TailGradientCall)
 
-#include "tail_inputs.h"
+#include "norm_tail_inputs.h"
 
 namespace tconv {
 namespace binding {
@@ -103,6 +103,31 @@ void pool_backward(StableIValue* values, uint64_t, uint64_t) {
             [&](TailGradientCall& call) { window.fill(call, given.in.value); });
 }
 
+// Of GroupNorm, which has groups, or of BatchNorm.
+void channel_norm_backward(Stack& stack, TailOperator asked) {
+  TailGradientOperands given = TailGradientOperands::from(stack);
+  ChannelNormOperands norm(stack);
+  const Tensor maps = stack.tensor();
+  if (asked == TailOperator::kGroupNorm) norm.num_groups = stack.integer();
+  norm.eps = stack.number();
+  given.wanted = stack.integer();
+  const Tensor& value = given.in.value;
+  given.check(value.sizes().data(), 2);
+  norm.check(given.in, asked);
+  norm.check_maps(maps, value, asked);
+  given.run(stack, asked, value.size(1), [&](TailGradientCall& call) { norm.fill(call, maps); });
+}
+
+void group_norm_backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  channel_norm_backward(stack, TailOperator::kGroupNorm);
+}
+
+void batch_norm_backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  channel_norm_backward(stack, TailOperator::kBatchNorm);
+}
+
 }  // namespace binding
 }  // namespace tconv
 
@@ -117,16 +142,26 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "pool_backward(int number, Tensor grad, Tensor value, int window_d, int window_h, int window_w, "
       "int wanted, " TCONV_VECTORS_SCHEMA ") -> (Tensor, Tensor)");
+  library.def(
+      "group_norm_backward(int number, Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor maps, "
+      "int num_groups, float eps, int wanted) -> (Tensor, Tensor)");
+  library.def(
+      "batch_norm_backward(int number, Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor maps, "
+      "float eps, int wanted) -> (Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) {
   library.impl("layer_norm_backward", &tconv::binding::layer_norm_backward);
   library.impl("softmax_backward", &tconv::binding::softmax_backward);
   library.impl("plane_softmax_backward", &tconv::binding::plane_softmax_backward);
   library.impl("pool_backward", &tconv::binding::pool_backward);
+  library.impl("group_norm_backward", &tconv::binding::group_norm_backward);
+  library.impl("batch_norm_backward", &tconv::binding::batch_norm_backward);
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) {
   library.impl("layer_norm_backward", &tconv::binding::layer_norm_backward);
   library.impl("softmax_backward", &tconv::binding::softmax_backward);
   library.impl("plane_softmax_backward", &tconv::binding::plane_softmax_backward);
   library.impl("pool_backward", &tconv::binding::pool_backward);
+  library.impl("group_norm_backward", &tconv::binding::group_norm_backward);
+  library.impl("batch_norm_backward", &tconv::binding::batch_norm_backward);
 }

@@ -18,7 +18,7 @@ inline norm::BatchNormPlan<float> batch_norm_plan(const BatchNormCall& call, nor
 inline int64_t batch_norm_workspace_bytes(const BatchNormCall& call) {
   if (call.grad != nullptr) {
     WorkspacePlaces places(nullptr);
-    const BatchNormBackward made(call, places);
+    const BatchNormBackward<> made(call, places);
     return places.bytes();
   }
   norm::WorkspaceLayout layout;
@@ -29,7 +29,7 @@ inline int64_t batch_norm_workspace_bytes(const BatchNormCall& call) {
 inline int64_t launch_batch_norm(const BatchNormCall& call) {
   if (call.grad != nullptr) {
     WorkspacePlaces places(call.conv.workspace);
-    return BatchNormBackward(call, places).run();
+    return BatchNormBackward<>(call, places).run();
   }
   norm::WorkspaceLayout layout;
   const norm::BatchNormPlan<float> plan = batch_norm_plan(call, layout);

@@ -1,5 +1,5 @@
-// out[n][c][:] = table[c].apply(in[n][c][:]); in and out [batch][channels][plane]. One warp per piece of a plane, from
-// the end backwards, since what was read last for the moments is what the L2 cache still holds.
+// out[n][c][:] = behind.after(table[c].apply(in[n][c][:])); in and out [batch][channels][plane]. One warp per piece of
+// a plane, from the end backwards, since what was read last for the moments is what the L2 cache still holds.
 #pragma once
 
 #include "group_norm_moments.cuh"
@@ -19,13 +19,23 @@ struct BatchNormApplyConfig {
   static int64_t num_pieces(int64_t plane) { return ceil_div(plane, kPiece); }
 };
 
+// Behind a map: nothing. after(y): what is stored of the map's y; keep(plane, map): the map, once.
+struct NothingBehind {
+  template <typename Acc>
+  __device__ __forceinline__ Acc after(Acc y) const {
+    return y;
+  }
+  template <typename Acc>
+  __device__ __forceinline__ void keep(int64_t, const ChannelAffine<Acc>&) const {}
+};
+
 // alike: in and out begin equally far behind vectors' boundaries, so that a piece of theirs is whole vectors but for
 // its ends.
-template <typename S>
+template <typename S, typename Behind>
 __global__ void __launch_bounds__(BatchNormApplyConfig<S>::kThreads)
     batch_norm_apply_kernel(const S* __restrict__ in, const ChannelAffine<AccOf<S>>* __restrict__ table,
                             S* __restrict__ out, unsigned num_planes, unsigned channels, int64_t plane,
-                            unsigned num_pieces, bool alike) {
+                            unsigned num_pieces, bool alike, Behind behind) {
   using Config = BatchNormApplyConfig<S>;
   constexpr int kVector = Config::kVector;
   const int lane = threadIdx.x % kWarp;
@@ -37,8 +47,9 @@ __global__ void __launch_bounds__(BatchNormApplyConfig<S>::kThreads)
   in += plane_idx * plane + first;
   out += plane_idx * plane + first;
   const ChannelAffine<AccOf<S>> affine = table[plane_idx % channels];
+  if (plane_idx < channels && first == 0 && lane == 0) behind.keep(plane_idx, affine);
 
-  const auto apply = [&](S v) { return to_storage<S>(affine.apply(to_acc(v))); };
+  const auto apply = [&](S v) { return to_storage<S>(behind.after(affine.apply(to_acc(v)))); };
   if (!alike) {
 #pragma unroll 4
     for (int i = lane; i < count; i += kWarp) out[i] = apply(in[i]);
@@ -70,20 +81,20 @@ __global__ void __launch_bounds__(BatchNormApplyConfig<S>::kThreads)
     for (int j = 0; j < kVector; ++j)
       if (at + j >= 0 && at + j < count) out[at + j] = vectors[i].values[j];
   }
-  const int behind = Config::kPiece - shift + lane;  // the vectors' last one ends before the piece does
-  if (lane < shift && behind < count) out[behind] = apply(in[behind]);
+  const int last = Config::kPiece - shift + lane;  // the vectors' last one ends before the piece does
+  if (lane < shift && last < count) out[last] = apply(in[last]);
 }
 
-template <typename S>
+template <typename S, typename Behind = NothingBehind>
 int64_t launch_batch_norm_apply(const S* in, const ChannelAffine<AccOf<S>>* table, S* out, int64_t batch,
-                                int64_t channels, int64_t plane, cudaStream_t stream) {
+                                int64_t channels, int64_t plane, cudaStream_t stream, const Behind& behind = {}) {
   using Config = BatchNormApplyConfig<S>;
   const int64_t num_pieces = Config::num_pieces(plane);
   const int64_t blocks = ceil_div(batch * channels * num_pieces, Config::kWarps);
   if (blocks * Config::kWarps > UINT32_MAX) return cudaErrorInvalidConfiguration;  // warps are numbered in 32 bits
   const bool alike = elements_past_boundary(in) == elements_past_boundary(out);
-  return launch(batch_norm_apply_kernel<S>, blocks, Config::kThreads, stream, in, table, out, batch * channels,
-                channels, plane, num_pieces, alike);
+  return launch(batch_norm_apply_kernel<S, Behind>, blocks, Config::kThreads, stream, in, table, out, batch * channels,
+                channels, plane, num_pieces, alike, behind);
 }
 
 }  // namespace norm

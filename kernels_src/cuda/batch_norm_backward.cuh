@@ -11,13 +11,14 @@ namespace tconv {
 namespace cuda {
 
 // Made once for its size and once, with a workspace, for its run.
+template <typename Inner = ChainInner<0, float>>
 class BatchNormBackward {
  public:
-  using Kernels = GroupNormGradient<ChainInner<0, float>, float>;
-  using Args = Kernels::Args;
+  using Kernels = GroupNormGradient<Inner, float>;
+  using Args = typename Kernels::Args;
 
-  BatchNormBackward(const BatchNormCall& call, WorkspacePlaces& places)
-      : call_(call), args_(Kernels(as_group_norm(call), {}, false, places).args) {}
+  BatchNormBackward(const BatchNormCall& call, WorkspacePlaces& places, const Inner& inner = {})
+      : call_(call), args_(Kernels(as_group_norm(call), inner, false, places).args) {}
 
   int64_t run() const {
     return args_.plane <= GroupNormGradientConfig::kMaxOfWarp ? launch<32>()

@@ -76,9 +76,16 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
   for (int i = 0; i < kItems; ++i) {
     if (!inside(i)) continue;
     Vector<S, sizeof(S)> result;
+#ifdef TCONV_NORM_TAILS
+    result.values[0] = to_storage<S>(transform.after(map.apply(values[i])));
+#else
     result.values[0] = to_storage<S>(map.apply(values[i]));
+#endif
     store_streaming(out + i * kWarp, result);
   }
+#ifdef TCONV_NORM_TAILS
+  if (lane == 0) transform.keep(int64_t{blockIdx.x} * channels + warp, map);
+#endif
 }
 
 template <int kItems, typename S, typename Transform>

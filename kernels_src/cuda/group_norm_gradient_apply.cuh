@@ -47,11 +47,18 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
       of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
     const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
     const auto inner = args.inner.of_channel(part.channel);
+#ifdef TCONV_NORM_TAILS
+    const auto behind = args.inner.behind(part.plane, part.channel);
+#endif
     Acc sums[kSums] = {};
     const auto gradient = [&](Storage value, Storage grad) {
       const Acc v = static_cast<Acc>(value);
       const auto outer = [&](Acc inner_value) {
+#ifdef TCONV_NORM_TAILS
+        const Acc scaled = scale * behind(value, grad);
+#else
         const Acc scaled = scale * static_cast<Acc>(grad);
+#endif
         return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
       };
       const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);

@@ -70,6 +70,10 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
     const Acc origin = plane_origin(args, part.plane, part.channel);
+#ifdef TCONV_NORM_TAILS
+    // g is that of steps behind the norm: (value, g) of a plane -> that of the norm's result.
+    const auto behind = args.inner.behind(part.plane, part.channel);
+#endif
     GradientMoments<Acc> moments{};
     const VectorSpan span(part, args.vectors);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
@@ -86,7 +90,11 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
         for (int i = 0; i < kChunk; ++i) {
           const int k = i % Config::kVector;
           values[i] = inner.template value<Storage>(static_cast<Acc>(v[i / Config::kVector].values[k])) - origin;
+#ifdef TCONV_NORM_TAILS
+          grads[i] = behind(v[i / Config::kVector].values[k], g[i / Config::kVector].values[k]);
+#else
           grads[i] = static_cast<Acc>(g[i / Config::kVector].values[k]);
+#endif
         }
         moments.join(moments_of_chunk(values, grads, [](int) { return true; }));
         continue;
@@ -97,7 +105,11 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
         const int at = first + i * kLanes + lane;
         there[i] = span.has(at);
         values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+#ifdef TCONV_NORM_TAILS
+        grads[i] = there[i] ? behind(value[at], grad[at]) : Acc(0);
+#else
         grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+#endif
       }
       moments.join(moments_of_chunk(values, grads, [&](int i) { return there[i]; }));
     }

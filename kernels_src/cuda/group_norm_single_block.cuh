@@ -149,6 +149,10 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   const auto channel_affine = [&](int channel) {
     return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel, mean, rstd);
   };
+#ifdef TCONV_NORM_TAILS
+  for (int i = thread; i < channels; i += num_threads)
+    transform.keep(int64_t{blockIdx.x} * channels + i, channel_affine(i));
+#endif
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
@@ -158,7 +162,11 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     for (int j = 0; j < kVector; ++j) {
       ChannelAffine<Acc> of_channel = here;
       if (j >= next_channel(i)) of_channel = next;
+#ifdef TCONV_NORM_TAILS
+      vectors[i].values[j] = to_storage<S>(transform.after(of_channel.apply(to_acc(vectors[i].values[j]))));
+#else
       vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j])));
+#endif
     }
     if (whole(p)) {
       store_streaming(out + p, vectors[i]);
@@ -175,8 +183,13 @@ int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape
                                        const GroupNormAffine<S>& affine, cudaStream_t stream,
                                        const Transform& transform = {}) {
   if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
+#ifdef TCONV_NORM_TAILS  // beside ten values steps have no registers
+    if (GroupNormChannelWarpsConfig<8>::fits(shape))
+      return launch_group_norm_channel_warps<8>(in, out, shape, affine, stream, transform);
+#else
     if (GroupNormChannelWarpsConfig<10>::fits(shape))
       return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);
+#endif
     if (GroupNormChannelWarpsConfig<5>::fits(shape))
       return launch_group_norm_channel_warps<5>(in, out, shape, affine, stream, transform);
   }

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "channel_softmax.cuh"
+#ifdef TCONV_NORM_TAILS
+#include "norm_tail.cuh"
+#endif
 #include "plane_softmax.cuh"
 #include "row_norm.cuh"
 #include "window_pool.cuh"
@@ -10,11 +13,19 @@
 namespace tconv {
 namespace cuda {
 
-// One kind alone reads its values twice, and keeps something in between.
+// Other kinds read their values once, and keep nothing in between.
 inline int64_t tail_workspace_bytes(const TailCall& call) {
-  if (call.asked != TailOperator::kPlaneSoftmax) return 0;
-  return norm::dispatch_dtype(
-      call.conv.dtype, [&](auto storage) -> int64_t { return plane_softmax_workspace_bytes<decltype(storage)>(call); });
+  return norm::dispatch_dtype(call.conv.dtype, [&](auto storage) -> int64_t {
+    using S = decltype(storage);
+    switch (call.asked) {
+      case TailOperator::kPlaneSoftmax: return plane_softmax_workspace_bytes<S>(call);
+#ifdef TCONV_NORM_TAILS
+      case TailOperator::kGroupNorm: return group_norm_tail_workspace_bytes<S>(call);
+      case TailOperator::kBatchNorm: return batch_norm_tail_workspace_bytes(call);
+#endif
+      default: return 0;
+    }
+  });
 }
 
 // A number of another kind of tail than the operator's computes nothing.
@@ -27,6 +38,17 @@ int64_t launch_tail_as(const TailCall& call) {
     if (call.asked == TailOperator::kSoftmax) return launch_channel_softmax<Step, S>(call);
   } else if constexpr (kKind == TailKind::kPlaneSoftmax) {
     if (call.asked == TailOperator::kPlaneSoftmax) return launch_plane_softmax<Step, S>(call);
+#ifdef TCONV_NORM_TAILS
+  } else if constexpr (kKind == TailKind::kGroupNorm) {
+    if (call.asked == TailOperator::kGroupNorm) return launch_group_norm_tail<Step, S>(call);
+  } else if constexpr (kKind == TailKind::kBatchNorm) {
+    if (call.asked == TailOperator::kBatchNorm) {
+      if constexpr (std::is_same_v<S, float>)
+        return launch_batch_norm_tail<Step>(call);
+      else
+        return kUnsupportedDType;
+    }
+#endif
   } else {
     constexpr bool kLargest = kKind == TailKind::kMaxPool;
     if (call.asked == TailOperator::kPool) return launch_window_pool<Step, kLargest, S>(call);

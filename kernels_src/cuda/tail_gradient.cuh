@@ -2,6 +2,9 @@
 #pragma once
 
 #include "channel_softmax_gradient.cuh"
+#ifdef TCONV_NORM_TAILS
+#include "norm_tail_gradient.cuh"
+#endif
 #include "plane_softmax_gradient.cuh"
 #include "row_norm_gradient.cuh"
 #include "window_pool_gradient.cuh"
@@ -17,6 +20,12 @@ inline int64_t tail_gradient_workspace_bytes(const TailGradientCall& call) {
       case TailOperator::kSoftmax: return channel_softmax_gradient_workspace_bytes(call);
       case TailOperator::kPlaneSoftmax: return plane_softmax_gradient_workspace_bytes<S>(call);
       case TailOperator::kPool: return window_pool_gradient_workspace_bytes(call);
+#ifdef TCONV_NORM_TAILS
+      case TailOperator::kGroupNorm:
+      case TailOperator::kBatchNorm: return norm_tail_gradient_workspace_bytes(call);
+#else
+      default: break;
+#endif
     }
     return kUnsupportedKernel;
   });
@@ -32,6 +41,17 @@ int64_t launch_tail_gradient_as(const TailGradientCall& call) {
     if (call.asked == TailOperator::kSoftmax) return launch_channel_softmax_gradient<Step, S>(call);
   } else if constexpr (kKind == TailKind::kPlaneSoftmax) {
     if (call.asked == TailOperator::kPlaneSoftmax) return launch_plane_softmax_gradient<Step, S>(call);
+#ifdef TCONV_NORM_TAILS
+  } else if constexpr (kKind == TailKind::kGroupNorm) {
+    if (call.asked == TailOperator::kGroupNorm) return launch_norm_tail_gradient<GroupNormTailGradient<Step, S>>(call);
+  } else if constexpr (kKind == TailKind::kBatchNorm) {
+    if (call.asked == TailOperator::kBatchNorm) {
+      if constexpr (std::is_same_v<S, float>)
+        return launch_norm_tail_gradient<BatchNormTailGradient<Step>>(call);
+      else
+        return kUnsupportedDType;
+    }
+#endif
   } else {
     constexpr bool kLargest = kKind == TailKind::kMaxPool;
     if (call.asked == TailOperator::kPool) return launch_window_pool_gradient<Step, kLargest, S>(call);

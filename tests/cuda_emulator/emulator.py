@@ -157,6 +157,7 @@ class EmulatedGradients(EmulatedLibrary):
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
+    named: tells another library's name from the fixture's.
     """
 
     def __init__(
@@ -168,8 +169,9 @@ class EmulatedGradients(EmulatedLibrary):
         gathered: bool = False,
         sliced: bool = False,
         tensors: bool = False,
+        named: str = "",
     ):
-        form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
+        form = named + "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
         form += "sliced_" * sliced + "tensors_" * tensors
         name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
@@ -184,9 +186,12 @@ class EmulatedGradients(EmulatedLibrary):
             self.softmax = self.namespace.softmax.default
             self.plane_softmax = self.namespace.plane_softmax.default
             self.pool = self.namespace.pool.default
+            self.group_norm = self.namespace.group_norm.default
+            self.batch_norm = self.namespace.batch_norm.default
             return
         if entry == "tail_gradient":
-            for name in ("layer_norm", "softmax", "plane_softmax", "pool"):
+            norms = "layer_norm", "group_norm", "batch_norm"
+            for name in (*norms, "softmax", "plane_softmax", "pool"):
                 setattr(self, name, getattr(self.namespace, f"{name}_backward").default)
             return
         if entry in ("batch_norm", "group_norm"):
