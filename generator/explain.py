@@ -6,6 +6,7 @@ from pathlib import Path
 
 from generator.calls import summary
 from generator.errors import Refusal
+from generator.extrema import extrema
 from generator.fuse import Fused, Plan, label
 from generator.ir import Node
 from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv
@@ -25,6 +26,7 @@ _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
     "tensor is large"
 )
+_EXTREMUM = "but on Hopper the kernel of {} forms it where no gradient is wanted"
 _TAIL = "but on Hopper a kernel of ours runs {} where the tensor is large"
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
@@ -100,6 +102,8 @@ def _counted(names: list[str]) -> str:
 def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container) -> list[Line]:
     taken = [tail for tail in plan.tails if tail.headers in tails]
     tail_of = {node: summary(tail) for tail in taken for node in tail.nodes}
+    reduced = extrema(plan).values() if program.reduces else ()
+    convolved = {one.reducing[0]: summary(one.fused) for one in reduced}
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -117,6 +121,8 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
                 why += _NORMALISED
             elif "group_norm" in norms and is_group_norm(program.reference, item):
                 why += _GROUP_NORMALISED
+            elif item in convolved:
+                why = _EXTREMUM.format(convolved[item])
             elif item in tail_of:
                 why = _TAIL.format(tail_of[item])
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))

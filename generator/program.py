@@ -9,6 +9,7 @@ import torch
 
 from generator.checks import Checks, checks
 from generator.errors import Refusal
+from generator.extrema import extrema
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
@@ -50,6 +51,12 @@ class Program:
         return STEPLESS in self.kernels and any(
             is_ordinary_conv(self.reference, item) for item in items
         )
+
+    @property
+    def reduces(self) -> bool:
+        """May kernels of ours form minima or maxima over their channels?"""
+        alone = all(fused.entry == "conv" and not fused.whole for fused in self.kernels.values())
+        return alone and any(extrema(plan) for plan in self.plans)
 
     @property
     def tails(self) -> dict[tuple, Fused]:

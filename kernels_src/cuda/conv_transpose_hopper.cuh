@@ -12,6 +12,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_REDUCES_CHANNELS
+#include "conv_transpose_hopper_extremum.cuh"
+#endif
 #ifdef TCONV_JOINS_COLUMNS
 #include "conv_transpose_hopper_joined.cuh"
 #endif
@@ -298,6 +301,14 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
+#ifdef TCONV_REDUCES_CHANNELS
+      if (args.extremum != kNoExtremum) {
+        store_extrema<N, kParts>(args, place, phase_index, channel0, segment, channels, acc);
+        phase_index = phase_index + kParts == plan.num_phases ? 0 : phase_index + kParts;
+        sweep += phase_index == 0;
+        continue;
+      }
+#endif
       if constexpr (kTwin) {
         finish_twin_segment<N, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0], acc[1]);
       } else {

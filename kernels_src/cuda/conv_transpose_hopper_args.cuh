@@ -87,6 +87,9 @@ struct HopperArgs {
   // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
   const Storage* pool_weight;
   Moments* partials;  // or null
+#ifdef TCONV_REDUCES_CHANNELS
+  int64_t extremum;
+#endif
 #ifdef TCONV_READS_PACKED
   PackedInput packed;
 #endif

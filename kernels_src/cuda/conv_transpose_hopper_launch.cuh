@@ -346,6 +346,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
+#ifdef TCONV_REDUCES_CHANNELS
+  args.extremum = outputs.extremum;
+#endif
 #ifdef TCONV_IN_PARTS
   return launch_in_part<kOutputs>(args, num_sms, call.stream);
 #else

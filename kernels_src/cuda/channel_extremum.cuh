@@ -1,0 +1,93 @@
+// The minimum or maximum over channels of a transposed convolution whose outputs are never written: the Hopper kernel
+// leaves one plane for each 16 channels (conv_transpose_hopper_extremum.cuh), which a small kernel joins. fp32 operands
+// that fp16 containers cannot hold are computed again behind the guard (channel_extremum_fallback.cuh).
+#pragma once
+
+#include "channel_extremum_fallback.cuh"
+#include "channel_extremum_join.cuh"
+#include "conv_transpose_dispatch.cuh"
+
+namespace tconv {
+namespace cuda {
+
+// Of a call whose outputs the Hopper kernel would store channel by channel; other calls are declined.
+struct ExtremumPlan {
+  int64_t status;
+  int64_t planes;    // of a sample, where there are several
+  int64_t partials;  // where those lie in the workspace
+  int64_t workspace_bytes;
+};
+
+inline ExtremumPlan plan_extremum(const ConvCall& call) {
+  ExtremumPlan made{};
+  made.status = kUnsupportedKernel;
+  const ConvTransposeLayer& p = call.layer;
+  if (has_no_outputs(p)) return made;
+  const KernelPlan& plan = choose_kernel<Outputs::kAlone>(call);
+  if (plan.status != kOk || plan.kernel != kHopper) return made;
+#ifdef TCONV_PAIRS_ROWS
+  if (plan.hopper.pairs.out > 0) return made;
+#endif
+#ifdef TCONV_JOINS_COLUMNS
+  if (plan.hopper.joined.slots > 0) return made;
+#endif
+#ifdef TCONV_GATHERS_PIXELS
+  if (plan.hopper.gathered_n > 0) return made;
+#endif
+  made.status = kOk;
+  made.planes = int64_t{plan.hopper.num_groups} * extremum_planes(plan.hopper.out_channels_per_group);
+  made.partials = norm::ceil_div(plan.workspace_bytes, 256) * 256;
+  const int64_t bytes = call.dtype == kFloat32 ? 4 : 2;
+  made.workspace_bytes = made.partials + (made.planes > 1 ? p.batch * made.planes * p.out_h * p.out_w * bytes : 0);
+  return made;
+}
+
+inline int64_t extremum_workspace_bytes(const ConvCall& call) {
+  const ExtremumPlan plan = plan_extremum(call);
+  return plan.status == kOk ? plan.workspace_bytes : plan.status;
+}
+
+inline int64_t launch_extremum_join(const ConvCall& call, int64_t extremum, const void* partials, int64_t planes) {
+  const ConvTransposeLayer& p = call.layer;
+  const auto launch = [&](auto storage) {
+    return launch_extremum_join<decltype(storage)>(partials, call.out, extremum, p.batch, planes, p.out_h * p.out_w,
+                                                   call.stream);
+  };
+  switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
+    case kFloat32: return launch(float{});
+#endif
+#ifndef TCONV_WITHOUT_FP16
+    case kFloat16: return launch(__half{});
+#endif
+#ifndef TCONV_WITHOUT_BF16
+    case kBFloat16: return launch(__nv_bfloat16{});
+#endif
+    default: return kUnsupportedDType;
+  }
+}
+
+// call.out: [batch][out_h][out_w].
+inline int64_t launch_extremum(const ConvCall& call, int64_t extremum) {
+  const ExtremumPlan plan = plan_extremum(call);
+  if (plan.status != kOk) return plan.status;
+  if (call.workspace_bytes < plan.workspace_bytes) return kWorkspaceTooSmall;
+  const KernelPlan conv = choose_kernel<Outputs::kAlone>(call);
+  explain(conv, call.explanation);
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  void* const partials = static_cast<char*>(call.workspace) + plan.partials;
+  const ConvOutputs outputs{plan.planes > 1 ? partials : call.out, nullptr, extremum};
+  TCONV_RETURN_IF_ERROR(hopper::launch<Outputs::kAlone>(conv.hopper, call, outputs, call.workspace, device.sm_count));
+  if (plan.planes > 1) TCONV_RETURN_IF_ERROR(launch_extremum_join(call, extremum, partials, plan.planes));
+#ifndef TCONV_WITHOUT_FP32
+  if (conv.has_fallback)  // 16-bit inputs need no other kernel
+    return launch_extremum_fallback(call, static_cast<float*>(call.out), extremum,
+                                    &hopper::HopperWorkspace(conv.hopper).guard(call.workspace)->out_of_range,
+                                    device.sm_count * ExtremumFallbackConfig::kBlocksPerSm);
+#endif
+  return kOk;
+}
+
+}  // namespace cuda
+}  // namespace tconv
