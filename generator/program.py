@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from generator.calls import joins_columns, pairs_rows
 from generator.checks import Checks, checks
 from generator.errors import Refusal
 from generator.extrema import extrema
@@ -54,9 +55,12 @@ class Program:
 
     @property
     def reduces(self) -> bool:
-        """May kernels of ours form minima or maxima over their channels?"""
+        """May kernels of ours form extrema over their channels? Not where rows may be paired or
+        columns joined: accumulators and those epilogues leave no registers for another.
+        """
         alone = all(fused.entry == "conv" and not fused.whole for fused in self.kernels.values())
-        return alone and any(extrema(plan) for plan in self.plans)
+        few = any(pairs_rows(fused) or joins_columns(fused) for fused in self.calls)
+        return alone and not few and any(extrema(plan) for plan in self.plans)
 
     @property
     def tails(self) -> dict[tuple, Fused]:

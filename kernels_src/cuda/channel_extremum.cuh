@@ -25,12 +25,6 @@ inline ExtremumPlan plan_extremum(const ConvCall& call) {
   if (has_no_outputs(p)) return made;
   const KernelPlan& plan = choose_kernel<Outputs::kAlone>(call);
   if (plan.status != kOk || plan.kernel != kHopper) return made;
-#ifdef TCONV_PAIRS_ROWS
-  if (plan.hopper.pairs.out > 0) return made;
-#endif
-#ifdef TCONV_JOINS_COLUMNS
-  if (plan.hopper.joined.slots > 0) return made;
-#endif
 #ifdef TCONV_GATHERS_PIXELS
   if (plan.hopper.gathered_n > 0) return made;
 #endif

@@ -10,15 +10,15 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// A thread's two channels in the order of the extremum. One that there is not loses to every other value.
+// A thread's two channels in the order of the extremum. One that there is not loses to every other value. Rows are
+// neither paired nor columns joined here, so that channels of the plan are the layer's.
 struct OrderedChannels {
   uint32_t keep[2], turn[2];
 
-  __device__ __forceinline__ OrderedChannels(const ExtremumOrder& order, const ChannelPair& channels,
-                                             const Plan& plan) {
+  __device__ __forceinline__ OrderedChannels(const ExtremumOrder& order, int first, const Plan& plan) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool real = channels.real(plan, half);
+      const bool real = first + half * 8 < plan.out_channels_per_group;
       keep[half] = real ? 0xFFFFFFFFu : 0u;
       turn[half] = real ? order.sign : ExtremumOrder::kLeastBits;
     }
@@ -34,16 +34,20 @@ struct ExtremumConfig {
   static constexpr int kColumns = 8 * kFragments;
 };
 
-// Of kValues values of this lane and of the lane `distance` away: the larger ones of one half, which half by that bit
-// of the lane.
-template <int kValues>
-__device__ __forceinline__ void keep_half(float (&values)[ExtremumConfig::kColumns / 4], int lane, int distance) {
-  const bool upper = lane & distance;
-#pragma unroll
-  for (int i = 0; i < kValues / 2; ++i) {
-    const float own = upper ? values[i + kValues / 2] : values[i];
-    const float given = upper ? values[i] : values[i + kValues / 2];
-    values[i] = norm::max_or_nan(own, __shfl_xor_sync(0xFFFFFFFFu, given, distance));
+// The largest of values(index) over the lanes that hold a column's channels, in each lane for one of its columns. A
+// lane leaves half of its columns to the lane that is 16 away and has the other half of that one's, then with 8, then
+// with 4.
+template <int kExchanges, typename Values>
+__device__ __forceinline__ float over_channels(const Values& values, int index, int lane) {
+  if constexpr (kExchanges == 0) {
+    return values(index);
+  } else {
+    constexpr int kLanesAway = 32 >> kExchanges, kIndicesAway = 8 >> kExchanges;
+    const float lower = over_channels<kExchanges - 1>(values, index, lane);
+    const float upper = over_channels<kExchanges - 1>(values, index + kIndicesAway, lane);
+    const bool keeps_upper = lane & kLanesAway;
+    const float given = __shfl_xor_sync(0xFFFFFFFFu, keeps_upper ? lower : upper, kLanesAway);
+    return norm::max_or_nan(keeps_upper ? upper : lower, given);
   }
 }
 
@@ -56,26 +60,17 @@ template <int N, typename Storage>
 __device__ __forceinline__ float extremum_of_block(const HopperArgs<Storage>& args, const ChannelPair& channels,
                                                    const OrderedChannels& ordered, int group, const float (&acc)[N / 2],
                                                    int j0, int lane) {
-  constexpr int kValues = ExtremumConfig::kColumns / 4;
-  float values[kValues];
-#pragma unroll
-  for (int i = 0; i < kValues; ++i) {
-    const int at = 4 * (j0 + i / 2) + i % 2;
-    values[i] = __uint_as_float(ExtremumOrder::kLeastBits);
-    if (at < N / 2) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float value =
-            Epilogue::apply<float, Storage>(acc[at + 2 * half] * channels.inv_scale[half] + channels.bias[half],
-                                            args.epilogue, channels.channel(args.plan, group, half));
-        values[i] = norm::max_or_nan(values[i], ordered(value, half));
-      }
-    }
-  }
-  keep_half<kValues>(values, lane, 16);
-  keep_half<kValues / 2>(values, lane, 8);
-  keep_half<kValues / 4>(values, lane, 4);
-  return values[0];
+  const auto of_channel = [&](float sum, int half) {
+    const float value = Epilogue::apply<float, Storage>(sum * channels.inv_scale[half] + channels.bias[half],
+                                                        args.epilogue, channels.channel(args.plan, group, half));
+    return ordered(value, half);
+  };
+  const auto of_column = [&](int index) {
+    const int at = 4 * (j0 + index / 2) + index % 2;
+    if (at >= N / 2) return __uint_as_float(ExtremumOrder::kLeastBits);
+    return norm::max_or_nan(of_channel(acc[at], 0), of_channel(acc[at + 2], 1));
+  };
+  return over_channels<3>(of_column, 0, lane);
 }
 
 // Stores the extrema of one warpgroup's channels in a segment's N pixels: of one column each, or of the kParts that a
@@ -98,15 +93,11 @@ __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, c
                                      args.by_pitch,
                                      args.by_image_rows};
   const int odd_cols = plan.phases[phase_index + kParts - 1].out_count_w - strip_col;
-  const int group_planes = extremum_planes(plan.out_channels_per_group);
-  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  const int64_t planes = static_cast<int64_t>(plan.num_groups) * group_planes;
-  Storage* const tile_out = args.out +
-                            (at.sample * planes + at.group * group_planes + first_channel / kExtremumChannels) * plane +
-                            static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                            static_cast<int64_t>(strip_col) * args.stride_w + phase.out_first_w;
+  const int group_planes = extremum_planes(plan.out_channels_per_group), planes = plan.num_groups * group_planes;
+  const int own_plane = at.group * group_planes + first_channel / kExtremumChannels;
+  const bool paired = kParts > 1 && args.pair_stores;  // then both exist
   const ExtremumOrder order(args.extremum);
-  const OrderedChannels ordered(order, channels, plan);
+  const OrderedChannels ordered(order, channels.first, plan);
 #pragma unroll
   for (int j0 = 0; j0 < N / 8; j0 += ExtremumConfig::kFragments) {
     float found[kParts];
@@ -118,8 +109,16 @@ __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, c
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
     int image, row, col;
     if (extent.pair_at(position, &image, &row, &col) == 0 || column >= N) continue;
-    Storage* const to = tile_out + image * planes * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
-                        static_cast<int64_t>(col) * args.stride_w;
+    Storage* const to = args.out +
+                        (static_cast<int64_t>(at.sample + image) * planes + own_plane) * args.out_h * args.out_w +
+                        static_cast<int64_t>(phase.out_first_h + row * args.stride_h) * args.out_w + phase.out_first_w +
+                        (strip_col + col) * args.stride_w;
+    if (paired) {
+      Storage both[2] = {static_cast<Storage>(found[0]), static_cast<Storage>(found[kParts - 1])};
+      using Pair = std::conditional_t<sizeof(Storage) == 4, uint2, unsigned>;
+      *reinterpret_cast<Pair*>(to) = *reinterpret_cast<Pair*>(both);
+      continue;
+    }
     to[0] = static_cast<Storage>(found[0]);
     if (kParts > 1 && col < odd_cols) to[1] = static_cast<Storage>(found[kParts - 1]);
   }
