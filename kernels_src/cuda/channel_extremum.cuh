@@ -1,5 +1,5 @@
 // The minimum or maximum over channels of a transposed convolution whose outputs are never written: the Hopper kernel
-// leaves one plane for each 16 channels (conv_transpose_hopper_extremum.cuh), which a small kernel joins. fp32 operands
+// leaves one plane for each 64 channels (conv_transpose_hopper_extremum.cuh), which a small kernel joins. fp32 operands
 // that fp16 containers cannot hold are computed again behind the guard (channel_extremum_fallback.cuh).
 #pragma once
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(ExtremumFallbackConfig::kThreads, ExtremumFall
   for (int64_t i = int64_t{blockIdx.x} * Config::kThreads + threadIdx.x; i < count; i += step) {
     const int64_t row = args.conv.by_out_w.quotient(i), ow = i - row * p.out_w;
     const int64_t n = args.by_out_h.quotient(row), oh = row - n * p.out_h;
-    float most = __uint_as_float(ExtremumOrder::kLeastBits);
+    float most = ExtremumOrder::least();
     for (int64_t oc = 0; oc < p.out_channels; ++oc) {
       const float value = plain_output<float, false>(args.conv, n, oc, oh, ow);
       most = norm::max_or_nan(most, order.value(apply_epilogue<float, float>(value, args.conv.epilogue, oc)));

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(ExtremumJoinConfig::kThreads)
   const ExtremumOrder order(args.extremum);
   float most[kVector];
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) most[i] = __uint_as_float(ExtremumOrder::kLeastBits);
+  for (int i = 0; i < kVector; ++i) most[i] = ExtremumOrder::least();
 #pragma unroll 4
   for (int64_t plane = 0; plane < args.planes; ++plane, from += args.plane) {
     const Values read = *reinterpret_cast<const Values*>(from);

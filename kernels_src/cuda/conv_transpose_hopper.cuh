@@ -303,9 +303,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       place.tile = at.tile;
 #ifdef TCONV_REDUCES_CHANNELS
       if (args.extremum != kNoExtremum) {
-        store_extrema<N, kParts>(args, place, phase_index, channel0, segment, channels, acc);
-        phase_index = phase_index + kParts == plan.num_phases ? 0 : phase_index + kParts;
-        sweep += phase_index == 0;
+        store_extrema<N, kParts>(args, shared, place, phase_index, channel0, segment, channels, acc);
+        phase_index = (phase_index + kParts) % plan.num_phases, sweep += phase_index == 0;
         continue;
       }
 #endif
@@ -346,6 +345,9 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
       mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
+#ifdef TCONV_REDUCES_CHANNELS
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.reduced + 8 * i, 4);  // warps
+#endif
     // The warps of the other warpgroup.
     for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);
     for (int i = 0; i < plan.weight_stages; ++i) {

@@ -207,6 +207,9 @@ struct Shared {
   uint32_t ring, weights, stores;
   uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
   uint32_t turn;                                              // one for each warpgroup
+#ifdef TCONV_REDUCES_CHANNELS
+  uint32_t reduced;  // likewise
+#endif
 };
 
 template <typename Storage>
@@ -220,6 +223,9 @@ __device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args,
   s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
   s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
   s.turn = s.weight_empty + 8 * kMaxWeightStages;
+#ifdef TCONV_REDUCES_CHANNELS
+  s.reduced = s.turn + 2 * 8;
+#endif
   return s;
 }
 
