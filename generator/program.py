@@ -56,11 +56,14 @@ class Program:
     @property
     def reduces(self) -> bool:
         """May kernels of ours form extrema over their channels? Not where rows may be paired or
-        columns joined: accumulators and those epilogues leave no registers for another.
+        columns joined, of volumes, and where a step keeps a value for later: accumulators and those
+        epilogues leave no registers for another.
         """
-        alone = all(fused.entry == "conv" and not fused.whole for fused in self.kernels.values())
-        few = any(pairs_rows(fused) or joins_columns(fused) for fused in self.calls)
-        return alone and not few and any(extrema(plan) for plan in self.plans)
+        kernels = self.kernels.values()
+        alone = all(fused.entry == "conv" and not fused.whole for fused in kernels)
+        keeps = any(step.parts for fused in kernels for step in fused.steps)
+        forms = any(f.dimensions == 3 or pairs_rows(f) or joins_columns(f) for f in self.calls)
+        return alone and not keeps and not forms and any(extrema(plan) for plan in self.plans)
 
     @property
     def tails(self) -> dict[tuple, Fused]:

@@ -10,6 +10,7 @@ from generator.explain import explained
 from generator.extrema import extrema
 from generator.runtime import channel_extremum
 from tests.solution_tools import REFERENCES, generated, program_of
+from tests.sweeps import swept
 
 EXTREMA = REFERENCES / "channel_extrema.py"
 CALL = "_channel_extremum(\n"
@@ -70,7 +71,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("reducing", "kind", "dim", "keepdim"), TAKEN)
+@pytest.mark.parametrize(("reducing", "kind", "dim", "keepdim"), swept(TAKEN, (0, 4), names=4))
 def test_taken_along(tmp_path, reducing, kind, dim, keepdim):
     path = written(tmp_path, "y = torch.relu(self.up(x))", f"return {reducing} * 2")
     (found,) = extrema(program_of(path).training).values()
@@ -80,7 +81,7 @@ def test_taken_along(tmp_path, reducing, kind, dim, keepdim):
     assert text.count(CALL) == 1 and "run_extremum" in text and "store_extrema" in text
 
 
-@pytest.mark.parametrize("lines", OTHERS, ids=" ".join)
+@pytest.mark.parametrize("lines", swept(OTHERS, (0, 1, 2, 6, 7)), ids=" ".join)
 def test_others_stay_as_they_are(tmp_path, lines):
     path = written(tmp_path, *lines)
     program = program_of(path)
@@ -89,9 +90,15 @@ def test_others_stay_as_they_are(tmp_path, lines):
     assert "_channel_extremum" not in text and "extremum" not in text.lower()
 
 
-@pytest.mark.parametrize("other", ["self.norm(self.up(x))", "self.few(x)"])
+OTHER_CALLS = [
+    *("self.norm(self.up(x))", "self.few(x)", "self.volumes(x[:, :, None])"),
+    *("self.up(x) + torch.ones(2, 40, 7, 8)", "(lambda v: v * torch.sigmoid(v))(self.up(x))"),
+]
+
+
+@pytest.mark.parametrize("other", swept(OTHER_CALLS, (1, 4)))
 def test_where_another_call_of_ours_is_of_another_kind(tmp_path, other):
-    """The kernels of pattern 1 alone have the epilogue, without those of few channels."""
+    """The kernels of pattern 1 alone have the epilogue, where there is no other beside it."""
     path = written(tmp_path, f"y = {other}", "return self.up(x).amax(1), y")
     assert not program_of(path).reduces and "_channel_extremum" not in generated(path)
 

@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, c
     int image, row, col;
     if (extent.pair_at(at.tile * plan.tile_pixels + segment * plan.segment_pixels + column, &image, &row, &col) == 0)
       continue;
-    Storage found[2];
+    alignas(2 * sizeof(Storage)) Storage found[2];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       float most = ExtremumOrder::least();
