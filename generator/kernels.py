@@ -160,8 +160,12 @@ class Kernels:
 
     @property
     def branched(self) -> bool:
-        """Has one of them a step of branches in its epilogue?"""
-        return any(step.parts for kernel in self.all for step in in_epilogue(kernel.fused.steps))
+        """Has one of them a step of branches in its epilogue, or operands in the one that forms
+        extrema? Then there are no registers beside the most accumulators.
+        """
+        read = self.reduced and any(kernel.fused.vectors for kernel in self.all)
+        steps = (step for kernel in self.all for step in in_epilogue(kernel.fused.steps))
+        return read or any(step.parts for step in steps)
 
     @property
     def chained(self) -> bool:

@@ -302,7 +302,7 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       TileCursor place(plan, chunk);
       place.tile = at.tile;
 #ifdef TCONV_REDUCES_CHANNELS
-      if (args.extremum != kNoExtremum) {
+      if (reduces_channels(N) && args.extremum != kNoExtremum) {
         store_extrema<N, kParts>(args, shared, place, phase_index, channel0, segment, channels, acc);
         phase_index = (phase_index + kParts) % plan.num_phases, sweep += phase_index == 0;
         continue;

@@ -10,6 +10,9 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
+// More accumulators leave no registers for it.
+constexpr bool reduces_channels(int n) { return n <= 128; }
+
 // The larger in order of a thread's two channels: what there is of them. Rows are neither paired nor columns joined
 // here, so that channels of the plan are the layer's.
 struct OrderedChannels {
@@ -75,25 +78,20 @@ __device__ __forceinline__ float extremum_of_block(const OrderedChannels& ordere
 }
 
 // Bias, element-wise chain, and extrema of the warp's channels to its buffer: column by column of each of the kParts
-// that a pass has. Two parts are finished on their way, one is ahead of it: either the other way round, there are not
-// enough registers.
+// that a pass has. Accumulators stay as they are: were they finished in place, products would wait for each other.
 template <int N, int kParts, typename Storage>
 __device__ __forceinline__ void reduce_warp(const HopperArgs<Storage>& args, const ChannelPair& channels,
                                             const OrderedChannels& ordered, int group, uint32_t buffer, int lane,
-                                            float (&acc)[kParts][N / 2]) {
+                                            const float (&acc)[kParts][N / 2]) {
   static_assert(N * kParts * 4 <= kStoreBytesPerWarp, "the buffer holds them");
 #pragma unroll
   for (int j0 = 0; j0 < N / 8; j0 += ExtremumConfig::kFragments) {
     const int column = 8 * j0 + extremum_column(lane);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if constexpr (kParts == 1)
-        finish_fragments<N>(args, channels, group, acc[part], j0, min(j0 + ExtremumConfig::kFragments, N / 8));
       const auto value = [&](int at, int half) {
-        const float sum = acc[part][at];
-        if constexpr (kParts == 1) return sum;
-        return Epilogue::apply<float, Storage>(sum * channels.inv_scale[half] + channels.bias[half], args.epilogue,
-                                               channels.channel(args.plan, group, half));
+        return Epilogue::apply<float, Storage>(acc[part][at] * channels.inv_scale[half] + channels.bias[half],
+                                               args.epilogue, channels.channel(args.plan, group, half));
       };
       const float found = extremum_of_block<N>(ordered, value, j0, lane);
       if (column < N) store_shared_float(buffer + (part * N + column) * 4, found);
@@ -106,7 +104,7 @@ __device__ __forceinline__ void reduce_warp(const HopperArgs<Storage>& args, con
 template <int N, int kParts, typename Storage>
 __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, int phase_index, int channel0, int segment,
-                                              const ChannelPair& channels, float (&acc)[kParts][N / 2]) {
+                                              const ChannelPair& channels, const float (&acc)[kParts][N / 2]) {
   const Plan& plan = args.plan;
   const Phase& phase = plan.phases[phase_index];
   if (channel0 >= plan.out_channels_per_group) return;
