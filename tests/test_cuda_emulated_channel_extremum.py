@@ -61,9 +61,9 @@ def check(emulated, case: Case, dtype, seed: int = 0, device: int = emulator.HOP
         with emulated.on(device, seed, detect_races=True), forced("hopper"), tf32(True):
             found = fused(emulated, kind, case, *given)
             launches, races = emulated.launches(), emulated.races()
+            if found is None:
+                return None
             y = emulated.operator(*given[:3], *case.parameters, *given[3:])
-        if found is None:
-            return None
         assert races == [] and equal(found, reduce(y, 1, keepdim=True)), (case, kind)
     x, weight, bias, signs = given
     exact = (case.reference(x, weight, bias) * signs.view(-1, 1, 1)).amax(1, keepdim=True)
@@ -89,10 +89,10 @@ def random_layer(seed: int) -> Case:
     stride = rng.choice(((1, 1), (2, 2), (2, 2), (1, 2), (2, 1), (3, 1)))
     groups = rng.choice((1, 1, 1, 2))
     return Case(
-        batch=rng.choice((1, 2, 5)),
+        batch=rng.choice((1, 2, 3)),
         in_channels=groups * rng.choice((16, 24, 64, 72)),
-        out_channels=groups * rng.choice((3, 16, 17, 40, 64, 100, 200 // groups)),
-        size=(rng.randint(1, 9), rng.choice((rng.randint(2, 30), rng.randint(31, 140)))),
+        out_channels=groups * rng.choice((3, 16, 17, 40, 64, 100, 150 // groups)),
+        size=(rng.randint(1, 6), rng.choice((rng.randint(2, 30), rng.randint(31, 80)))),
         kernel=(rng.randint(1, 4), rng.randint(1, 5)),
         stride=stride,
         padding=(rng.randint(0, 1), rng.randint(0, 2)),
