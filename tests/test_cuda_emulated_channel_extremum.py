@@ -105,14 +105,15 @@ def random_layer(seed: int) -> Case:
 
 @pytest.mark.parametrize("first", swept(range(0, 40 * LAYERS, LAYERS), (0,).__contains__))
 def test_random_layers(emulated_extrema, first):
-    served = 0
+    served = asked = 0
     for seed in range(first, first + LAYERS):
         case = random_layer(seed)
         if min(case.output_size) < 1:
             continue
+        asked += 1
         device = emulator.FULL_HOPPER if seed % 2 else emulator.HOPPER
         served += check(emulated_extrema, case, DTYPES[seed % 3], seed, device) is not None
-    assert served >= LAYERS / 2
+    assert served >= asked / 2
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e6])
