@@ -3,6 +3,7 @@
 import math
 
 from generator.expressions import Expressions, module_path
+from generator.extrema import Extremum
 from generator.fuse import TRANSPOSED, Fused, dimensions_of, label
 from generator.ir import Node, Value
 from generator.reads import overload_of
@@ -77,9 +78,8 @@ def call_text(fused: Fused, suffix: str, text: Expressions, modules: Modules) ->
     if fused.entry == "conv":
         x, weight, bias, *parameters = conv
         call = _operator(fused, suffix, x, weight, bias, *parameters, *vectors)
-        whole = fused.dimensions + 2
-        per_channel = [v for i, v in enumerate(fused.vectors) if i not in fused.whole]
-        if any(len(v.shape) == whole for v in per_channel):
+        if _broadcasts(fused):
+            whole = fused.dimensions + 2
             more = "" if whole == 4 else f", {whole}"
             call = f"_with_batch_dimension({call}{more})"
         return call
@@ -96,6 +96,23 @@ def call_text(fused: Fused, suffix: str, text: Expressions, modules: Modules) ->
         f"({', '.join(group_norm)})",
     ]
     return _call(f"_forward_and_track{suffix}", *arguments)
+
+
+def extremum_text(extremum: Extremum, suffix: str, text: Expressions, modules: Modules) -> str:
+    """The call that also reduces channels, likewise."""
+    fused, given = extremum.fused, extremum.arguments
+    conv, channels = _convolution(fused.conv, text, modules)
+    vectors = [vector_text(value, channels, text) for value in fused.vectors]
+    dim, keepdim = text.argument(given["dim"]), given["keepdim"]
+    reduction = f"(torch.ops.{extremum.reducing[0].op}, {dim}, {keepdim})"
+    names = f"_operator{suffix}", repr(suffix), repr(extremum.kind), reduction
+    return _call("_channel_extremum", *names, str(_broadcasts(fused)), *conv, *vectors)
+
+
+def _broadcasts(fused: Fused) -> bool:
+    """Does a result without a batch get one from a per-channel operand, as from (1, C, 1, 1)?"""
+    per_channel = [v for i, v in enumerate(fused.vectors) if i not in fused.whole]
+    return any(len(v.shape) == fused.dimensions + 2 for v in per_channel)
 
 
 def modules_of(fused: Fused, modules: Modules) -> None:

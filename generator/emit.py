@@ -76,6 +76,9 @@ BatchNorm (in training mode) where steps follow are, each with the element-wise 
 Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE),
 and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE, TAIL_GRADIENT_OPERATOR_SOURCE), each built
 when first called."""
+_EXTREMUM = """\
+Where the Hopper kernel runs and no gradient is wanted, it forms a minimum or maximum over channels
+that alone reads its outputs, and does not store them."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -244,6 +247,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
             *([_GROUP_NORM] if "group_norm" in kernels.norms else []),
             *([_TAILS] if kernels.tails else []),
             *([_TENSOR_OPERANDS] if kernels.whole else []),
+            *([_EXTREMUM] if kernels.reduced else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,
         ]

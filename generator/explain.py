@@ -6,6 +6,7 @@ from pathlib import Path
 
 from generator.calls import summary
 from generator.errors import Refusal
+from generator.extrema import extrema
 from generator.fuse import Fused, Plan, label
 from generator.ir import Node
 from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv
@@ -25,6 +26,7 @@ _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
     "tensor is large"
 )
+_EXTREMUM = "but on Hopper the kernel of {} forms it where no gradient is wanted"
 _TAIL = "but on Hopper a kernel of ours runs {} where the tensor is large"
 _IN_TRAINING = ", in training mode"  # of BatchNorm
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
@@ -101,6 +103,8 @@ def _counted(names: list[str]) -> str:
 def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container) -> list[Line]:
     taken = [tail for tail in plan.tails if tail.headers in tails]
     tail_of = {node: tail for tail in taken for node in tail.nodes}
+    reduced = extrema(plan).values() if program.reduces else ()
+    convolved = {one.reducing[0]: summary(one.fused) for one in reduced}
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -121,6 +125,8 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
                 why += _NORMALISED
             elif "group_norm" in norms and is_group_norm(program.reference, item):
                 why += _GROUP_NORMALISED
+            elif item in convolved:
+                why = _EXTREMUM.format(convolved[item])
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     for node in plan.read_through:
         said = "not computed, kernels read the parameter where it lies"

@@ -6,8 +6,9 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-from generator.calls import Modules, call_text, modules_of
+from generator.calls import Modules, call_text, extremum_text, modules_of
 from generator.expressions import Expressions, attribute_path
+from generator.extrema import Extremum, with_extrema
 from generator.fuse import STEPLESS, Fused, Plan
 from generator.ir import Node, Region, Value, leaves
 from generator.kernels import Kernels
@@ -63,6 +64,8 @@ def body(
     text = Expressions(reference, device_of_inputs(plan), dtype_of_inputs(plan))
     if "batch_norm" in kernels.norms:
         plan = dataclasses.replace(plan, items=_with_softmax(reference, plan))
+    if kernels.reduced:
+        plan = dataclasses.replace(plan, items=with_extrema(plan))
     tails = TailTexts(reference, plan, kernels, text, taken)
     plan = dataclasses.replace(plan, items=tails.items)
     names = Names(taken | {tails.done})
@@ -126,7 +129,7 @@ def _with_softmax(reference: Reference, plan: Plan) -> list[Fused | Node | NormS
     return items
 
 
-def _nodes(item: Fused | Node | NormSoftmax) -> list[Node]:
+def _nodes(item: Fused | Node | NormSoftmax | Extremum) -> list[Node]:
     return [item] if isinstance(item, Node) else item.nodes
 
 
@@ -186,7 +189,7 @@ def _is_read(value: Value, last_use: dict[int, list[Value]]) -> bool:
 
 def _item_text(
     reference: Reference,
-    item: Fused | Node | NormSoftmax,
+    item: Fused | Node | NormSoftmax | Extremum,
     kernels: Kernels,
     text: Expressions,
     modules: Modules,
@@ -194,6 +197,9 @@ def _item_text(
     if isinstance(item, Fused):
         modules_of(item, modules)
         return call_text(item, kernels.suffixes[item.headers], text, modules)
+    if isinstance(item, Extremum):
+        modules_of(item.fused, modules)
+        return extremum_text(item, kernels.suffixes[item.fused.headers], text, modules)
     if isinstance(item, NormSoftmax):
         norm, softmax = (attribute_path(reference.model, node.path) for node in item.nodes)
         return f"_large_batch_norm({norm}, {text.argument(item.norm.args[0])}, {softmax})"

@@ -88,6 +88,7 @@ class Kernels:
     cuda_alone: bool = False  # without the C++ half
     calls: list[Fused] = dataclasses.field(default_factory=list)  # all that use these kernels
     ordinary: bool = False  # do ordinary convolutions, too?
+    reduced: bool = False  # may minima and maxima over channels be formed in them?
     norms: frozenset[str] = frozenset()  # that have a library of their own: program.py
     tails: dict[tuple, Fused] = dataclasses.field(default_factory=dict)  # of a library: program.py
 
@@ -159,8 +160,12 @@ class Kernels:
 
     @property
     def branched(self) -> bool:
-        """Has one of them a step of branches in its epilogue?"""
-        return any(step.parts for kernel in self.all for step in in_epilogue(kernel.fused.steps))
+        """Has one of them a step of branches in its epilogue, or operands in the one that forms
+        extrema? Then there are no registers beside the most accumulators.
+        """
+        read = self.reduced and any(kernel.fused.vectors for kernel in self.all)
+        steps = (step for kernel in self.all for step in in_epilogue(kernel.fused.steps))
+        return read or any(step.parts for step in steps)
 
     @property
     def chained(self) -> bool:
@@ -299,7 +304,8 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
-    ours = program.ordinary, *((program.norms, program.tails) if own_gradients else ())
+    ours = program.ordinary, program.reduces
+    ours += (program.norms, program.tails) if own_gradients else ()
     made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours)
     if not fused:
         return made
@@ -309,10 +315,11 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
         for header in headers:
             header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
+    forms = made.volumes, made.whole, made.reduced
     cpu = (
-        refusing_cpu_source(made.entries, made.volumes, made.whole)
+        refusing_cpu_source(made.entries, *forms)
         if cuda_alone
-        else cpu_source(made.entries, given, made.volumes, made.whole)
+        else cpu_source(made.entries, given, *forms)
     )
     made.sources = {
         "CUDA_SOURCE": cuda_source(
@@ -321,9 +328,10 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             made.volumes,
             *(made.interleaved, made.paired, made.joined, made.split),
             *(made.sampled, made.branched, made.whole, made.short, made.few_channels),
+            made.reduced,
         ),
         "CPU_SOURCE": cpu,
-        "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes, made.whole),
+        "OPERATOR_SOURCE": operator_source(made.entries, given, *forms),
     }
     return made
 

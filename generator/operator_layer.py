@@ -36,6 +36,8 @@ def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
         modules += [*kernels.entries, "build"]
     if "_in_one_dimension" in written or "_in_three_dimensions" in written:
         modules.append("dimensions")
+    if "_channel_extremum" in written:
+        modules.append("channel_extremum")
     if "_ordinary_conv" in written:
         modules.append("ordinary_conv")
     if "_large_batch_norm" in written:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
+from generator.calls import joins_columns, pairs_rows
 from generator.checks import Checks, checks
 from generator.errors import Refusal
+from generator.extrema import extrema
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
@@ -50,6 +52,18 @@ class Program:
         return STEPLESS in self.kernels and any(
             is_ordinary_conv(self.reference, item) for item in items
         )
+
+    @property
+    def reduces(self) -> bool:
+        """May kernels of ours form extrema over their channels? Not where rows may be paired or
+        columns joined, of volumes, and where a step keeps a value for later: accumulators and those
+        epilogues leave no registers for another.
+        """
+        kernels = self.kernels.values()
+        alone = all(fused.entry == "conv" and not fused.whole for fused in kernels)
+        keeps = any(step.parts for fused in kernels for step in fused.steps)
+        forms = any(f.dimensions == 3 or pairs_rows(f) or joins_columns(f) for f in self.calls)
+        return alone and not keeps and not forms and any(extrema(plan) for plan in self.plans)
 
     @property
     def tails(self) -> dict[tuple, Fused]:

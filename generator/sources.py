@@ -24,11 +24,11 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
 # and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
 # input_scale.cuh; for operands of the output's shape join_tensors.cuh, join_quads.cuh and, of
-# gradients,
-# chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh and, where
-# the kernel is no multiple of the stride, present_taps.h; for those that sum over many channels
-# conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for volumes of few
-# channels conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails norm_tail.cuh.
+# gradients, chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh
+# and, where the kernel is no multiple of the stride, present_taps.h; for those that sum over many
+# channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for volumes
+# of few channels conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails
+# norm_tail.cuh; for minima and maxima over channels channel_extremum.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -38,7 +38,7 @@ _SAMPLED = "TCONV_SAMPLES_INPUTS"
 _SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
 _SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
 _SEVERAL, _FEW = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS"
-_NORM_TAILS = "TCONV_NORM_TAILS"
+_NORM_TAILS, _REDUCED = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
 _OF_ANY_TENSOR = tuple(
@@ -75,6 +75,7 @@ def resolve(
     several: bool = False,
     few: bool = False,
     norm_tails: bool = False,
+    reduced: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -89,7 +90,8 @@ def resolve(
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
     `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
     steps; `few`: with the kernel for volumes of few channels; `norm_tails`: tails of GroupNorm or
-    BatchNorm. Raises Refusal where a file is missing.
+    BatchNorm; `reduced`: with minima and maxima over channels. Raises Refusal where a file is
+    missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -115,6 +117,7 @@ def resolve(
         _SEVERAL: several,
         _FEW: few,
         _NORM_TAILS: norm_tails,
+        _REDUCED: reduced,
         _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
     }
     if not in_parts:
@@ -184,12 +187,13 @@ def cuda_source(
     tensors: bool = False,
     short: bool = False,
     few_channels: str | None = None,
+    reduced: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
     joined columns; `split`: with output channels in parts; `sampled`: with the input's scale from
-    a sample. All serve the entry "conv" alone.
+    a sample; `reduced`: with minima and maxima over channels. All serve the entry "conv" alone.
     `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape;
     `short`: with short passes; `few_channels`: the text of generated_few_channels.h.
     """
@@ -198,20 +202,28 @@ def cuda_source(
     if few_channels is not None:
         replacements = replacements | {_FEW_CHANNELS: few_channels}
     last = {"tensors": tensors, "short": short, "few": few_channels is not None}
+    last["reduced"] = reduced
     return _resolved(paths, replacements, (), volumes, forms, branched, True, **last)
 
 
 def cpu_source(
-    entries: list[str], replacements: dict[str, str], volumes: bool = False, tensors: bool = False
+    entries: list[str],
+    replacements: dict[str, str],
+    volumes: bool = False,
+    tensors: bool = False,
+    reduced: bool = False,
 ) -> str:
     """The C++ half, likewise."""
     paths = [KERNELS / "cpu" / f"entry_{entry}.cpp" for entry in entries]
-    return _resolved(paths, replacements, (), volumes, tensors=tensors)
+    return _resolved(paths, replacements, (), volumes, tensors=tensors, reduced=reduced)
 
 
-def refusing_cpu_source(entries: list[str], volumes: bool = False, tensors: bool = False) -> str:
+def refusing_cpu_source(
+    entries: list[str], volumes: bool = False, tensors: bool = False, reduced: bool = False
+) -> str:
     """In the place of cpu_source(entries): every call with tensors on a CPU is refused."""
-    text = resolve(KERNELS / "cpu" / "entry_none.cpp", volumes=volumes, tensors=tensors)
+    forms = {"volumes": volumes, "tensors": tensors, "reduced": reduced}
+    text = resolve(KERNELS / "cpu" / "entry_none.cpp", **forms)
     for kind, entry in enumerate(entries):
         own = (KERNELS / "cpu" / f"entry_{entry}.cpp").read_text(encoding="utf-8")
         call = re.search(r"TCONV_EXPORT_PATTERN\(\w+, (\w+)\)", own)[1]
@@ -221,12 +233,16 @@ def refusing_cpu_source(entries: list[str], volumes: bool = False, tensors: bool
 
 
 def operator_source(
-    entries: list[str], replacements: dict[str, str], volumes: bool = False, tensors: bool = False
+    entries: list[str],
+    replacements: dict[str, str],
+    volumes: bool = False,
+    tensors: bool = False,
+    reduced: bool = False,
 ) -> str:
     """What stands behind cpu_source(entries) in one file, whose headers it shares."""
     shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
     paths = [KERNELS / "binding" / f"operator_{entry}.cpp" for entry in entries]
-    return _resolved(paths, replacements, shared, volumes, tensors=tensors)
+    return _resolved(paths, replacements, shared, volumes, tensors=tensors, reduced=reduced)
 
 
 def _resolved(
@@ -240,8 +256,10 @@ def _resolved(
     tensors: bool = False,
     short: bool = False,
     few: bool = False,
+    reduced: bool = False,
 ) -> str:
     last = {"in_parts": in_parts, "tensors": tensors, "short": short, "few": few}
+    last["reduced"] = reduced
     if len(paths) == 1:
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, **last)
@@ -249,6 +267,7 @@ def _resolved(
     forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED, _SAMPLED)
     without = dict.fromkeys((_PACKED, *forms), False)
     conditions = {_VOLUMES: volumes, _TENSORS: tensors, _SHORT: volumes or short} | without
+    conditions[_REDUCED] = reduced
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]

@@ -81,9 +81,17 @@ struct BatchNormPoolArgs {
   int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
 };
 
+#ifdef TCONV_REDUCES_CHANNELS
+// Of all channels, over the epilogue's values.
+enum Extremum : int64_t { kNoExtremum = 0, kLeast = 1, kMost = 2 };
+
+#endif
 // Pattern 1: transposed convolution + element-wise epilogue.
 struct ConvOnlyCall {
   ConvCall conv;
+#ifdef TCONV_REDUCES_CHANNELS
+  int64_t extremum;  // Extremum; if there is one conv.out is [batch][out_h][out_w], and on CUDA
+#endif
 };
 
 // Pattern 2: ... + GroupNorm.  conv.out is the normalised output.

@@ -27,6 +27,7 @@ MANY_CHANNELS = "many_channels"
 RESIDUAL = "residual_blocks"
 JOINED = "joined_upsampling"
 FEW_CHANNELS = "few_channels"
+EXTREMA = "channel_extrema"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -75,7 +76,7 @@ EMULATED_GRADIENTS = {
 # What is emulated for less time than -O2 takes to build it.
 OPTIMISED = dict.fromkeys(
     (
-        *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS),
+        *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS, EXTREMA),
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
         *(MANY_CHANNELS_GRADIENTS, VOLUME_CHAIN_GRADIENTS),
     ),
@@ -180,7 +181,7 @@ def _fused(name: str) -> Fused:
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... FEW_CHANNELS, by name;
+    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... EXTREMA, by name;
     `gradients` those of the libraries beside the forward, by source; `compiled` those of (object
     file, nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler
     is missing.
@@ -201,6 +202,7 @@ class BuildsAhead:
             alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
             alone |= {"emulated_residual": RESIDUAL, "emulated_few_channels": FEW_CHANNELS}
             alone |= {"emulated_joined": JOINED}
+            alone |= {"emulated_extrema": EXTREMA}
             alone = [name for fixture, name in alone.items() if fixture in asked]
             for name in (*emulated, *alone):
                 work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")

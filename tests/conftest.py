@@ -14,6 +14,7 @@ from tests.builds_ahead import (
     BATCH_NORM,
     CHAINED_GRADIENTS,
     EMULATED,
+    EXTREMA,
     FEW_CHANNELS,
     GRADIENTS,
     GROUP_NORM,
@@ -231,6 +232,14 @@ def emulated_few_channels(shelf, builds_ahead):
     """A solution with volumes of few channels, likewise."""
     built = builds_ahead.emulated[FEW_CHANNELS].result()
     return emulator.Emulated(shelf.text(FEW_CHANNELS), built)
+
+
+@pytest.fixture(scope="session")
+def emulated_extrema(shelf, builds_ahead):
+    """A solution with minima and maxima over channels, likewise; they are asked for on the CPU."""
+    emulated = emulator.Emulated(shelf.text(EXTREMA), builds_ahead.emulated[EXTREMA].result())
+    emulated.solution["_EXTREMUM_DEVICES"] = ("cpu",)
+    return emulated
 
 
 @pytest.fixture(scope="session")

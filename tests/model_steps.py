@@ -6,8 +6,10 @@ from torch.utils import _pytree
 from tests.solution_tools import REFERENCES, load_text
 
 MODELS = sorted(path.stem for path in REFERENCES.glob("*.py"))
-# But for those that draw other numbers in another dtype.
-JUDGED = [name for name in MODELS if name not in ("dropout_decoder", "vae")]
+# But for those that draw other numbers in another dtype, and those whose gradient goes to the least
+# or the largest of many values alone, which rounding may make another one.
+_OTHERS = "dropout_decoder", "vae", "channel_extrema"
+JUDGED = [name for name in MODELS if name not in _OTHERS]
 
 
 def step(model, inputs: list, device: str, dtype: torch.dtype) -> list[torch.Tensor]:

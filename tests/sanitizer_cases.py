@@ -30,9 +30,10 @@ from pathlib import Path
 
 import torch
 
-from tests.builds_ahead import FEW_CHANNELS, MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
+from tests.builds_ahead import EXTREMA, FEW_CHANNELS, MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
 from tests.group_norm_tools import CASES as GROUP_CASES
 from tests.sanitizer_models import (
+    extrema_are_finite,
     few_channels_are_finite,
     grouped_is_finite,
     joined_volumes_are_finite,
@@ -61,6 +62,7 @@ NUMBERS = (
     GROUPED,
     NORMED,
     FEW_CHANNELS,
+    EXTREMA,
 )  # 65 has the kernels of 69
 _OF_THEIR_OWN = {
     RESIDUAL: residual_is_finite,
@@ -68,6 +70,7 @@ _OF_THEIR_OWN = {
     GROUPED: grouped_is_finite,
     NORMED: tails_are_finite,
     FEW_CHANNELS: few_channels_are_finite,
+    EXTREMA: extrema_are_finite,
 }
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
@@ -164,6 +167,9 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(MANY_CHANNELS, (16, 40, 3, 1, 1), (1, 16, 256, 256), dtype, "hopper")
             yield Run(FEW_CHANNELS, (), (2, 7, 3, 5, 40), dtype)
             yield Run(NORMED, (), (2, 8, 4, 6, 16), dtype, "hopper")
+            yield Run(EXTREMA, (24, 40), (2, 24, 7, 20), dtype, "hopper")
+            yield Run(EXTREMA, (64, 130), (1, 64, 9, 21), dtype, "hopper")
+            yield Run(EXTREMA, (64, 16), (2, 64, 8, 9), dtype, "hopper")  # no planes to join
         for case in GROUP_CASES:
             yield Run(GROUPED, (case,), case.image, case.dtype, "hopper")
         for shape in (

@@ -120,3 +120,14 @@ def few_channels_are_finite(solution: dict, run) -> bool:
     grads = [torch.randn(y.shape).to(run.dtype).to("cuda") for y in outputs]
     found += torch.autograd.grad(outputs, [leaf, *model.parameters()], grads)
     return all(bool(t.detach().cpu().isfinite().all()) for t in found)
+
+
+def extrema_are_finite(solution: dict, run) -> bool:
+    """Both results, of inputs within the containers' range and, in fp32, beyond it."""
+    model = solution["ModelNew"](*run.arguments).to(run.dtype).to("cuda")
+    x = torch.randn(run.shape)
+    found = []
+    with torch.no_grad(), environment(TCONV_KERNEL=run.kernel):
+        for size in (1.0, 1e6) if run.dtype == torch.float32 else (1.0,):
+            found += model((x * size).to(run.dtype).to("cuda"))
+    return all(bool(t.cpu().isfinite().all()) for t in found)

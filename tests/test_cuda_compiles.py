@@ -36,6 +36,7 @@ from tests.sweeps import swept
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
+PATHS += [REFERENCES / "channel_extrema.py"]
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
 LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM, GROUP_NORM, RESIDUAL_GRADIENTS, RESIDUAL_JOIN]
 LIBRARIES += [TAILS, LONG_TAIL_GRADIENTS, FEW_CHANNELS_ALONE, LONG_VOLUME_CHAINS]

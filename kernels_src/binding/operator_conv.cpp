@@ -7,6 +7,9 @@ TCONV_DECLARE_CUDA_HALF(ConvOnlyCall)
 #ifdef TCONV_WALKS_DEPTH
 #include "operator_depth.h"
 #endif
+#ifdef TCONV_REDUCES_CHANNELS
+#include "operator_extremum.h"
+#endif
 
 namespace tconv {
 namespace binding {
@@ -30,5 +33,8 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 
 #ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::ConvOnlyCall)
+#endif
+#ifdef TCONV_REDUCES_CHANNELS
+TCONV_REGISTER_EXTREMUM
 #endif
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")

@@ -20,6 +20,9 @@ using tconv::hopper::Outputs;
 struct ConvOutputs {
   void* out;
   Moments* partials;
+#ifdef TCONV_REDUCES_CHANNELS
+  int64_t extremum = kNoExtremum;  // where there is one, `out` is what conv_transpose_hopper_extremum.cuh stores
+#endif
 };
 
 // Tiles per sample of the kernel that launch_conv_transpose will pick for this call.

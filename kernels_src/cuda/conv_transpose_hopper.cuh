@@ -117,14 +117,7 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
     int sweep = 0, phase_index = 0;
     do {
 #ifdef TCONV_JOINS_QUADS
-      if constexpr (kTwin && leaves_from_registers(N)) {
-        if (args.joins) {
-          TileCursor place(plan, at.chunk);  // as below
-          place.tile = at.tile;
-          fetch_operands<N>(args, shared, place, phase_index, (sweep * plan.blocks_per_sweep + block) * kBlockOC,
-                            segment);
-        }
-      }
+      fetch_operands<N, kTwin>(args, shared, at, phase_index, sweep * plan.blocks_per_sweep + block, segment);
 #endif
       constexpr int kParts = kTwin ? 2 : 1;
       float acc[kParts][N / 2];
@@ -308,6 +301,13 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
+#ifdef TCONV_REDUCES_CHANNELS
+      if (reduces_channels(N) && args.extremum != kNoExtremum) {
+        store_extrema<N, kParts>(args, shared, place, phase_index, channel0, segment, channels, acc);
+        phase_index = (phase_index + kParts) % plan.num_phases, sweep += phase_index == 0;
+        continue;
+      }
+#endif
       if constexpr (kTwin) {
         finish_twin_segment<N, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0], acc[1]);
       } else {
@@ -345,6 +345,9 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
       mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
+#ifdef TCONV_REDUCES_CHANNELS
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.reduced + 8 * i, 4);  // warps
+#endif
     // The warps of the other warpgroup.
     for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);
     for (int i = 0; i < plan.weight_stages; ++i) {

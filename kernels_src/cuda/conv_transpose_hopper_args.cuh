@@ -93,6 +93,9 @@ struct HopperArgs {
   int operands_begin;        // through shared memory from here on
   int64_t result_distance;   // and its results are stored so many elements behind them, or 0, in their place
 #endif
+#ifdef TCONV_REDUCES_CHANNELS
+  int64_t extremum;
+#endif
 #ifdef TCONV_READS_PACKED
   PackedInput packed;
 #endif
@@ -213,6 +216,9 @@ struct Shared {
 #ifdef TCONV_JOINS_QUADS
   uint32_t operands;
 #endif
+#ifdef TCONV_REDUCES_CHANNELS
+  uint32_t reduced;  // likewise
+#endif
 };
 
 template <typename Storage>
@@ -228,6 +234,9 @@ __device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args,
   s.turn = s.weight_empty + 8 * kMaxWeightStages;
 #ifdef TCONV_JOINS_QUADS
   s.operands = base + args.operands_begin;
+#endif
+#ifdef TCONV_REDUCES_CHANNELS
+  s.reduced = s.turn + 2 * 8;
 #endif
   return s;
 }

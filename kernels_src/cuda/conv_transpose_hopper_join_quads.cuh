@@ -36,13 +36,16 @@ __device__ __forceinline__ bool whole_quads(const HopperArgs<Storage>& args) {
 }
 
 // Asks for the operands of a pass, those of finish_twin_segment's outputs, as one group of this thread's copies.
+// block: of output channels.
 template <int N, typename Storage>
-__device__ __forceinline__ void fetch_operands(const HopperArgs<Storage>& args, const Shared& shared,
-                                               const TileCursor& at, int phase_index, int channel0, int segment) {
+__device__ __forceinline__ void fetch_quads(const HopperArgs<Storage>& args, const Shared& shared,
+                                            const TileCursor& tile, int phase_index, int block, int segment) {
   const Plan& plan = args.plan;
+  TileCursor at(plan, tile.chunk);  // anew, as in consume
+  at.tile = tile.tile;
   const Phase& phase = plan.phases[phase_index];
   const int lane = threadIdx.x % 32;
-  const int first_channel = channel0 + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
+  const int first_channel = block * kBlockOC + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   if (first_channel >= plan.out_channels_per_group) return;
   const int strip_col = at.strip * plan.tile_w;
   const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
@@ -82,6 +85,14 @@ __device__ __forceinline__ void fetch_operands(const HopperArgs<Storage>& args, 
     }
   }
   cp_async_commit();
+}
+
+// Where a kernel's outputs leave so, and the call's operand is read so.
+template <int N, bool kTwin, typename Storage>
+__device__ __forceinline__ void fetch_operands(const HopperArgs<Storage>& args, const Shared& shared,
+                                               const TileCursor& tile, int phase_index, int block, int segment) {
+  if constexpr (kTwin && leaves_from_registers(N))
+    if (args.joins) fetch_quads<N>(args, shared, tile, phase_index, block, segment);
 }
 
 template <typename Storage>

@@ -359,6 +359,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
     args.plan.smem_bytes = args.operands_begin + operand_bytes(plan.n, sizeof(Storage));
   }
 #endif
+#ifdef TCONV_REDUCES_CHANNELS
+  args.extremum = outputs.extremum;
+#endif
 #ifdef TCONV_IN_PARTS
   return launch_in_part<kOutputs>(args, num_sms, call.stream);
 #else

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_REDUCES_CHANNELS
+#include "conv_transpose_hopper_extremum.cuh"
+#endif
 #ifdef TCONV_WALKS_DEPTH
 #include "conv_transpose_hopper_twin_odd.cuh"
 #endif

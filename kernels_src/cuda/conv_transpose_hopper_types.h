@@ -82,7 +82,11 @@ constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
 // With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the
 // banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
+#ifdef TCONV_REDUCES_CHANNELS
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 2);
+#else
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
+#endif
 
 struct Phase {
   int out_first_h, out_first_w;        // residues

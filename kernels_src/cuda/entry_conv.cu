@@ -5,6 +5,9 @@
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
 #include "dtype_parts.h"
+#ifdef TCONV_REDUCES_CHANNELS
+#include "channel_extremum.cuh"
+#endif
 #ifdef TCONV_READS_TENSORS
 #include "join_tensors.cuh"
 #endif
@@ -27,11 +30,17 @@ TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call)
   if (call->conv.joined.can != nullptr)
     *call->conv.joined.can = tconv::cuda::joins_quads<tconv::cuda::kOutputs>(call->conv);
 #endif
+#ifdef TCONV_REDUCES_CHANNELS
+  if (call->extremum != tconv::kNoExtremum) return tconv::cuda::extremum_workspace_bytes(call->conv);
+#endif
   return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   TCONV_HAND_OVER(tconv_cuda_run, call)
+#ifdef TCONV_REDUCES_CHANNELS
+  if (call->extremum != tconv::kNoExtremum) return tconv::cuda::launch_extremum(call->conv, call->extremum);
+#endif
   const tconv::ConvCall& conv = call->conv;
   if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
     return tconv::kWorkspaceTooSmall;
