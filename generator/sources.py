@@ -26,8 +26,8 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # input_scale.cuh; for operands of the output's shape join_tensors.cuh, join_quads.cuh and, of
 # gradients, chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh
 # and, where the kernel is no multiple of the stride, present_taps.h; for those that sum over many
-# channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for volumes
-# of few channels conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails
+# channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for few
+# channels of volumes conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails
 # norm_tail.cuh; for minima and maxima over channels channel_extremum.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
