@@ -77,8 +77,8 @@ Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE, TAIL
 and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE, TAIL_GRADIENT_OPERATOR_SOURCE), each built
 when first called."""
 _EXTREMUM = """\
-Where the Hopper kernel runs and no gradient is wanted, it forms a minimum or maximum over channels
-that alone reads its outputs, and does not store them."""
+Where the Hopper kernel runs, it forms a minimum or maximum over channels that alone reads its
+outputs, and does not store them; for gradients backward computes them again."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside

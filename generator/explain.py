@@ -26,7 +26,7 @@ _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
     "tensor is large"
 )
-_EXTREMUM = "but on Hopper the kernel of {} forms it where no gradient is wanted"
+_EXTREMUM = "but on Hopper the kernel of {} forms it, and backward computes its result again"
 _TAIL = "but on Hopper a kernel of ours runs {} where the tensor is large"
 _IN_TRAINING = ", in training mode"  # of BatchNorm
 # Layers whose mean alone is asked for: mathematics would do without the convolution.

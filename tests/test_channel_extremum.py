@@ -113,7 +113,7 @@ def test_what_a_solution_says():
     assert found.errors == found.warnings == []
     said = [line for line in explained(program_of(EXTREMA)) if "forms it" in line.text]
     assert len(said) == 2 and all(line.is_left for line in said)
-    assert "the kernel of ConvTranspose2d -> mul forms it where no gradient" in said[0].text
+    assert "the kernel of ConvTranspose2d -> mul forms it, and backward" in said[0].text
 
 
 class Kernels:
@@ -173,15 +173,6 @@ def test_as_the_reference(monkeypatch, served, kind, reduction, keepdim):
 def test_who_is_not_asked(monkeypatch):
     kernels = Kernels(monkeypatch)
     x, weight, bias = tensors()
-    for leaf in (x, weight, bias):
-        leaf.requires_grad_()
-        assert asked("most", MAX, True, x, weight, bias, *CONV).requires_grad
-        with torch.no_grad():
-            assert not asked("most", MAX, True, x, weight, bias, *CONV).requires_grad
-        leaf.requires_grad_(False)
-    assert len(kernels.calls) == 3
-    scale = bias.clone().requires_grad_()
-    asked("most", MAX, True, x, weight, bias, *CONV, scale)
     one = asked("most", MAX, True, x[0], weight, bias, *CONV)
     assert one.shape == (1, 7, 8)  # an image without a batch
     assert asked("most", MAX, True, x[0], weight, bias, *CONV, broadcasts=True).dim() == 4
@@ -192,7 +183,42 @@ def test_who_is_not_asked(monkeypatch):
     monkeypatch.setattr(channel_extremum, "_as_operator", lambda: False)
     monkeypatch.setattr(channel_extremum, "_EXTREMUM_DEVICES", ("cuda",))
     asked("most", MAX, True, x, weight, bias, *CONV)
-    assert len(kernels.calls) == 3
+    assert kernels.calls == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gradients", "of gradients"])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(("kind", "reduction"), [("least", MIN), ("most", MAX)])
+def test_gradients(monkeypatch, kind, reduction, keepdim, again):
+    """The convolution's and PyTorch's operator's, of whichever operands want one; x is a function
+    of the bias, which comes twice.
+    """
+    kernels = Kernels(monkeypatch)
+    given = [tensor.double() for tensor in tensors()]
+
+    def found(call, wanted):
+        x, weight, bias = (t.clone().requires_grad_(i in wanted) for i, t in enumerate(given))
+        leaves = [t for t in (x, weight, bias) if t.requires_grad]
+        y = call(x * bias.square().mean(), weight, bias)
+        grads = torch.autograd.grad(y.square().sum(), leaves, create_graph=again)
+        if again:
+            squares = sum(grad.square().sum() for grad in grads)
+            grads = torch.autograd.grad(squares, leaves)
+        return y, *grads
+
+    def ours(x, weight, bias):
+        return asked(kind, reduction, keepdim, x, weight, bias, *CONV)
+
+    def theirs(x, weight, bias):
+        reduced = reduction[0](operator(x, weight, bias), *reduction[1:], keepdim)
+        return reduced if kind == "most" else reduced[0]
+
+    for count, wanted in enumerate([(0,), (1,), (2,), (0, 1, 2)], 1):
+        for got, exact in zip(found(ours, wanted), found(theirs, wanted), strict=True):
+            torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-12)
+        assert len(kernels.calls) == count
+    with torch.no_grad():
+        assert not ours(*given).requires_grad
 
 
 def test_autocast_asks_in_the_low_precision(monkeypatch):
@@ -203,6 +229,10 @@ def test_autocast_asks_in_the_low_precision(monkeypatch):
         wide = asked("least", MIN, True, x, weight, bias, *CONV, bias)  # an operand in fp32
     assert [dtype for _, dtype, _ in kernels.calls] == [torch.bfloat16, torch.float32]
     assert low.dtype == torch.bfloat16 and wide.dtype == torch.float32
+    weight.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert asked("least", MIN, True, x, weight, bias, *CONV).requires_grad
+    assert len(kernels.calls) == 2  # what backward computes again would be in fp32
 
 
 def test_flops_are_the_convolutions(monkeypatch):
