@@ -58,9 +58,9 @@ def test_where_containers_cannot_hold_the_input(solution, dimensions):
 def test_a_large_model_again_and_again(solution):
     """Many tiles a block: places in shared memory are used over and over."""
     torch.manual_seed(0)
-    model = solution["ModelNew"](32).cuda()
-    given = [torch.randn(8, 32, 96, 96), torch.randn(8, 32, 192, 192)]
-    given += [torch.randn(8, 32, 12, 16, 16), torch.randn(8, 32, 24, 32, 32)]
+    model = solution["ModelNew"](32, 64).cuda()
+    given = [torch.randn(8, 32, 96, 96), torch.randn(8, 64, 192, 192)]
+    given += [torch.randn(8, 32, 12, 16, 16), torch.randn(8, 64, 24, 32, 32)]
     given = [t.cuda() for t in given]
     behind = [misaligned(t) if i % 2 else t for i, t in enumerate(given)]
     with torch.no_grad():

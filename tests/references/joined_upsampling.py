@@ -18,11 +18,11 @@ class Step(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, channels=16):
+    def __init__(self, channels=16, out_channels=16):
         super().__init__()
-        self.image = Step(nn.ConvTranspose2d(channels, channels, 2, stride=2))
+        self.image = Step(nn.ConvTranspose2d(channels, out_channels, 2, stride=2))
         self.volume = Step(
-            nn.ConvTranspose3d(channels, channels, 3, stride=2, padding=1, output_padding=1)
+            nn.ConvTranspose3d(channels, out_channels, 3, stride=2, padding=1, output_padding=1)
         )
 
     def forward(self, image, image_skip, volume, volume_skip):
