@@ -1,5 +1,6 @@
 """Slow builds, by g++ and nvcc, that begin with the session, while other tests run."""
 
+import functools
 import os
 import re
 import shutil
@@ -12,8 +13,8 @@ from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 from generator.few_channels import few_channels_header, few_channels_layers
 from generator.fuse import Fused
 from generator.program import ambient_kept, read_program
-from generator.runtime.build import _CUDA_FLAGS
-from generator.sources import KERNELS, gradient_cuda_source, resolve
+from generator.runtime.build import _CUDA_FLAGS, _parts
+from generator.sources import KERNELS, ROOT, gradient_cuda_source, resolve
 from generator.step_table import epilogue_header, gradient_header
 from tests.cuda_emulator import emulator
 from tests.norm_gradient_tools import chains_header
@@ -40,10 +41,12 @@ BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
 GROUP_NORM = KERNELS / "cuda" / "entry_group_norm.cu"
 TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
 TAIL_GRADIENTS = KERNELS / "cuda" / "entry_tail_gradient.cu"  # likewise
-LONG_TAIL_GRADIENTS = Path("long_tail_gradients")  # those of them that take most registers
+# Those of them that take most registers.
+LONG_TAILS, LONG_TAIL_GRADIENTS = Path("long_tails"), Path("long_tail_gradients")
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")  # VOLUME_CHAIN_GRADIENTS with those
+_STORAGES = "float", "__half", "__nv_bfloat16"
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 # GRADIENTS with the chains of NORM_GRADIENTS, and some that read tensors of the output's shape.
@@ -56,6 +59,14 @@ MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the 
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
 FEW_CHANNELS_ALONE = Path("few_channels_alone")  # the kernel of FEW_CHANNELS without the others
+# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own; and what stands
+# behind those of EXTREMA.
+HOPPER_PARTS = {
+    Path(f"{name}_{part}"): (name, part)
+    for name in (EXTREMA, JOINED)
+    for part in ("fp32_1", "fp16_0")
+}
+EXTREMA_BEHIND = Path("extrema_behind")
 
 # Libraries beside the forward by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
@@ -92,8 +103,15 @@ def cuda_source_of(path: Path) -> str:
     if path in (TAILS, TAIL_GRADIENTS):
         tails = tails_header(gradients=path == TAIL_GRADIENTS)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), tails=tails)
+    if path == LONG_TAILS:
+        return gradient_cuda_source("tail", tails=long_tails_header(gradients=False))
     if path == LONG_TAIL_GRADIENTS:
         return gradient_cuda_source("tail_gradient", tails=long_tails_header())
+    if path in HOPPER_PARTS:
+        name, part = HOPPER_PARTS[path]
+        return _parts(cuda_source_of(REFERENCES / f"{name}.py"))[part]
+    if path == EXTREMA_BEHIND:
+        return _extrema_behind()
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(
             chains=_long_chains(), short=True, skipped=True, ahead=True, several=True
@@ -124,6 +142,11 @@ def cuda_source_of(path: Path) -> str:
         forms = {"short": True, "skipped": True, "ahead": True}
         chains = chains_header(counted=True)
         return _in_small_goes(gradient_cuda_source(volumes=True, chains=chains, **forms))
+    return _of_solution(path)
+
+
+@functools.cache
+def _of_solution(path: Path) -> str:
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 
@@ -157,7 +180,20 @@ def _few_channels_alone() -> str:
     text = resolve(path, headers, volumes=True, few=True)
     return text + "".join(
         f"auto* const launch_{number} = tconv::cuda::launch_few_channels<{storage}>;\n"
-        for number, storage in enumerate(("float", "__half", "__nv_bfloat16"))
+        for number, storage in enumerate(_STORAGES)
+    )
+
+
+def _extrema_behind() -> str:
+    headers = {"generated_epilogue.h": epilogue_header(_fused(EXTREMA).steps)}
+    text, given = "", ()
+    for name in ("channel_extremum_fallback", "channel_extremum_join"):
+        text += resolve(KERNELS / "cuda" / f"{name}.cuh", headers, given, reduced=True)
+        given = tuple(ROOT / file for file in re.findall(r"^// ---- (\S+)$", text, re.MULTILINE))
+    text += "auto* const fallback = tconv::cuda::launch_extremum_fallback;\n"
+    return text + "".join(
+        f"auto* const join_{number} = tconv::cuda::launch_extremum_join<{storage}>;\n"
+        for number, storage in enumerate(_STORAGES)
     )
 
 

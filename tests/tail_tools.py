@@ -68,11 +68,11 @@ def tails_header(gradients: bool = False) -> str:
     return tail_header(made, gradients)
 
 
-def long_tails_header() -> str:
-    """Of gradients, those that take most registers."""
+def long_tails_header(gradients: bool = True) -> str:
+    """Those that take most registers."""
     chosen = [(kind, steps.made) for kind, steps in TAILS if steps in (GELU, SIGMOID)]
     chosen += [(tail.kind, tail.steps) for tail in LONG_NORM_TAILS]
-    return tail_header(chosen, gradients=True)
+    return tail_header(chosen, gradients)
 
 
 def number_of(kind: str, steps: Steps = NONE) -> int:
