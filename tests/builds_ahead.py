@@ -224,7 +224,9 @@ class BuildsAhead:
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
-        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1))
+        cores = os.cpu_count() or 1
+        # A process that gives way to others may take what they leave of every core.
+        self._pool = ThreadPoolExecutor(cores if os.nice(0) > 0 else max(1, cores - 1))
         self._folder = folder
         self.emulated: dict[str, Future] = {}
         self.gradients: dict[Path, Future] = {}
