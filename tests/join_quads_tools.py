@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.gpu_tools import tf32
+from tests.tensor_operand_tools import CONVS, STEPS
 
-STEPS = {torch.float32: 2.0**-11, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-CONVS = {2: F.conv_transpose2d, 3: F.conv_transpose3d}
+DIMENSIONS = 2, 3
 
 
 class Case:

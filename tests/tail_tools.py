@@ -75,6 +75,22 @@ def long_tails_header(gradients: bool = True) -> str:
     return tail_header(chosen, gradients)
 
 
+def drawn(layer: torch.nn.Module) -> torch.nn.Module:
+    """In float64, with parameters that do something."""
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer.double()
+
+
+def sums_by_bit(wanted: int, made: list, columns: int, like: torch.Tensor) -> torch.Tensor:
+    """Rows by bit of `wanted`, as the operators give them: NaN where one is not set."""
+    sums = like.new_full((wanted.bit_length(), columns), float("nan"))
+    for bit in range(wanted.bit_length()):
+        if wanted >> bit & 1:
+            sums[bit] = made[bit]
+    return sums
+
+
 def number_of(kind: str, steps: Steps = NONE) -> int:
     return TAILS.index((kind, steps))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.emulated_tools import forced, needs_cuda_headers
-from tests.join_quads_tools import CONVS, Case, beyond, misaligned
+from tests.join_quads_tools import DIMENSIONS, Case, beyond, misaligned
 from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
@@ -72,7 +72,7 @@ def test_random_images(emulated, dtype):
         assert set(more) == {0, 1} and sum(more) >= LAYERS // 3, more
 
 
-@pytest.mark.parametrize("dimensions", CONVS)
+@pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_where_containers_cannot_hold_the_input(emulated, dimensions):
     """What computes the outputs again joins them again."""
     case = Case(dimensions, 3, torch.float32, large=True)

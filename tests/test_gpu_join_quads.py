@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.gpu_tools import LOW, forced
-from tests.join_quads_tools import CONVS, Case, beyond, misaligned
+from tests.join_quads_tools import DIMENSIONS, Case, beyond, misaligned
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ def on_gpu(case: Case) -> Case:
     return case
 
 
-@pytest.mark.parametrize("dimensions", CONVS)
+@pytest.mark.parametrize("dimensions", DIMENSIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
 def test_random_layers(solution, dtype, dimensions):
     for seed in range(LAYERS):
@@ -46,7 +46,7 @@ def test_what_is_kept_for_gradients(solution, dtype):
         assert torch.equal(own, behind) and torch.equal(value, as_before), seed
 
 
-@pytest.mark.parametrize("dimensions", CONVS)
+@pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_where_containers_cannot_hold_the_input(solution, dimensions):
     case = on_gpu(Case(dimensions, 3, torch.float32, large=True))
     with forced("hopper"):

@@ -17,6 +17,7 @@ from generator.runtime import large_batch_norm, large_tails, tail_gradients
 from generator.runtime.activation_gradients import _Gelu
 from tests.solution_tools import REFERENCES, generated, program_of
 from tests.sweeps import swept
+from tests.tail_tools import drawn, sums_by_bit
 
 KINDS = "kGroupNorm", "kBatchNorm"
 GROUPS, BATCH = range(2)
@@ -64,11 +65,7 @@ class Library:
             given = [t for t in leaves if t is not None]
             found = iter(torch.autograd.grad(y, given, grad))
         grad_x, *made = (None if t is None else next(found) for t in leaves)
-        sums = x.new_full((wanted.bit_length(), x.shape[1]), float("nan"))
-        for bit in range(wanted.bit_length()):
-            if wanted >> bit & 1:
-                sums[bit] = made[bit]
-        return grad_x, sums
+        return grad_x, sums_by_bit(wanted, made, x.shape[1], x)
 
 
 @pytest.fixture
@@ -82,12 +79,6 @@ def library(monkeypatch):
     for module in (large_tails, tail_gradients):
         monkeypatch.setattr(module, "_TAILS", KINDS)
     return made
-
-
-def drawn(layer):
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter)
-    return layer.double()
 
 
 LAYERS = [

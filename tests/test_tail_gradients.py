@@ -10,6 +10,7 @@ from torch import nn
 from generator.runtime import large_tails, tail_gradients
 from generator.runtime.activation_gradients import _Gelu
 from generator.runtime.step_gradients import _Add, _Channel, _Multiply
+from tests.tail_tools import drawn, sums_by_bit
 from tests.test_large_tails import AVERAGE, KINDS, LARGEST, PLANE, ROWS, SOFTMAX
 
 NAMES = "layer_norm", "softmax", "plane_softmax", "pool"
@@ -68,11 +69,7 @@ class Library:
             grad_x = next(found)
             made = [None if t is None else next(found) for t in sums]
             columns = rest[3] if name == "layer_norm" else x.shape[1]
-            held = x.new_full((wanted.bit_length(), columns), float("nan"))
-            for bit in range(wanted.bit_length()):
-                if wanted >> bit & 1:
-                    held[bit] = made[bit]
-            return grad_x, held
+            return grad_x, sums_by_bit(wanted, made, columns, x)
 
         return backward
 
@@ -86,12 +83,6 @@ def library(monkeypatch):
     for module in (large_tails, tail_gradients):
         monkeypatch.setattr(module, "_TAILS", KINDS)
     return made
-
-
-def drawn(layer):
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter)
-    return layer.double()
 
 
 LAYERS = [

@@ -5,6 +5,7 @@
 
 #include "channel_extremum_order.cuh"
 #include "conv_transpose_hopper_epilogue.cuh"
+#include "conv_transpose_hopper_extent.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -123,12 +124,7 @@ __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, c
   mbarrier_wait(barrier, 0);
 
   const int strip_col = at.strip * plan.tile_w;
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
-                                     phase.out_count_h,
-                                     min(plan.tile_w, phase.out_count_w - strip_col),
-                                     plan.image_rows,
-                                     args.by_pitch,
-                                     args.by_image_rows};
+  const LineExtent<stacks(N)> extent = line_extent<N>(args, phase, at);
   const int odd_cols = plan.phases[phase_index + kParts - 1].out_count_w - strip_col;
   const int group_planes = extremum_planes(plan.out_channels_per_group), planes = plan.num_groups * group_planes;
   const int own_plane = at.group * group_planes + channel0 / kExtremumChannels;

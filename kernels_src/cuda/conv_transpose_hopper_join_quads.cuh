@@ -4,6 +4,7 @@
 // the outputs follows (join_tensors.cuh).
 #pragma once
 
+#include "conv_transpose_hopper_extent.cuh"
 #include "conv_transpose_hopper_twin_quads.cuh"
 #include "mma_sync.cuh"
 
@@ -48,12 +49,7 @@ __device__ __forceinline__ void fetch_quads(const HopperArgs<Storage>& args, con
   const int first_channel = block * kBlockOC + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   if (first_channel >= plan.out_channels_per_group) return;
   const int strip_col = at.strip * plan.tile_w;
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
-                                     phase.out_count_h,
-                                     min(plan.tile_w, phase.out_count_w - strip_col),
-                                     plan.image_rows,
-                                     args.by_pitch,
-                                     args.by_image_rows};
+  const LineExtent<stacks(N)> extent = line_extent<N>(args, phase, at);
 #ifdef TCONV_WALKS_DEPTH
   const int64_t plane = args.out_stride_c;
   Storage* const first = args.channel_out(at.group, at.residue, first_channel + lane / 4);
