@@ -66,16 +66,15 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     const auto join = [&](int j) {
       if (args.joins) join_fragment<N>(args, shared, channels, at.group, j, even, odd);
     };
-    const int64_t result_distance = args.result_distance;
     if (args.joins) cp_async_wait<0>();
-#else
-    const auto join = [](int) {};
-    constexpr int64_t result_distance = 0;
 #endif
     if (paired)
       return store_twin_quads<N>(args, at, extent, channels, tile_out, plane,
-                                 at.tile * plan.tile_pixels + segment * plan.segment_pixels, lane, even, odd,
-                                 result_distance, join);
+                                 at.tile * plan.tile_pixels + segment * plan.segment_pixels, lane,
+#ifdef TCONV_JOINS_QUADS
+                                 args.result_distance, join,
+#endif
+                                 even, odd);
   }
 #endif
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;

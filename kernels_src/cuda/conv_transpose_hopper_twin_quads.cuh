@@ -81,14 +81,20 @@ struct QuadCursor {
 };
 
 // A warp's 16 channels, all of them real, x N pixels x two columns. tile_out: the first channel's first output.
+#ifdef TCONV_JOINS_QUADS
 // join(j): what is left to do of the chain in fragment j, whose results lie result_distance elements behind what they
 // are made of, which stays; or in its place.
 template <int N, typename Storage, typename Join>
+#else
+template <int N, typename Storage>
+#endif
 __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args, const TileCursor& at,
                                                  const LineExtent<stacks(N)>& extent, const ChannelPair& channels,
                                                  Storage* tile_out, int64_t plane, int first_position, int lane,
-                                                 float (&even)[N / 2], float (&odd)[N / 2], int64_t result_distance,
-                                                 Join&& join) {
+#ifdef TCONV_JOINS_QUADS
+                                                 int64_t result_distance, Join&& join,
+#endif
+                                                 float (&even)[N / 2], float (&odd)[N / 2]) {
   // Whole vectors: then the number of pixels is even, and both exist.
   const bool whole = args.out_w % 4 == 0 && reinterpret_cast<uintptr_t>(args.out) % (4 * sizeof(Storage)) == 0;
   constexpr int kFragments = 4;  // finished at once
@@ -102,6 +108,7 @@ __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args
     finish_fragments<N>(args, channels, at.group, odd, j0, j1);
 #pragma unroll
     for (int j = j0; j < j1; ++j) {
+#ifdef TCONV_JOINS_QUADS
       const auto store = [&](Storage* to) {
         if (!cursor.exists()) return;
 #pragma unroll
@@ -112,6 +119,15 @@ __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args
       if (result_distance != 0) store(cursor.to);
       join(j);
       store(cursor.to + result_distance);
+#else
+      if (cursor.exists()) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          store_quad(cursor.to + half * (kStoreChannels * plane), whole, cursor.col + 1 < extent.cols,
+                     even[4 * j + 2 * half], odd[4 * j + 2 * half], even[4 * j + 2 * half + 1],
+                     odd[4 * j + 2 * half + 1]);
+      }
+#endif
       cursor.next();
     }
   }
