@@ -107,6 +107,20 @@ def test_what_is_not_finite_stays_where_pytorch_has_it(emulated_tail_gradients, 
     torch.testing.assert_close(found[finite], exact[finite].float(), rtol=1e-4, atol=1e-5)
 
 
+def test_layer_norm_s_gradients_add_up_to_zero(emulated_tail_gradients):
+    """Also where the mean is large beside the deviation: what is added ahead of the norm has no
+    gradient but this sum.
+    """
+    generator = torch.Generator().manual_seed(3)
+    value = 256 + 0.06 * torch.randn(2, 4, 128, 64, generator=generator)
+    grad = torch.randn(value.shape, generator=generator)
+    exact, _ = TailGradientCase(TailCase(NORM, value.shape, row=64)).truth(value, grad)
+    with emulated_tail_gradients.on():
+        found, _ = emulated_tail_gradients.layer_norm(NORM, grad, value, None, None, 1e-5, 64, 0)
+    noise = 2.0**-24 * exact.abs().amax() * exact.numel() ** 0.5
+    assert abs(float(found.double().sum())) <= 8 * noise
+
+
 @pytest.mark.parametrize("window", [(2, 2, 2), (1, 2, 2), (1, 3, 2)], ids=str)
 def test_the_largest_value_of_a_window_takes_its_gradient(emulated_tail_gradients, window):
     """Of several the first, of NaN the last, as PyTorch's forward finds it."""

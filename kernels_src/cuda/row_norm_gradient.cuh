@@ -117,11 +117,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident)
       const bool present = row_idx < a.rows;
       const uint32_t plane = a.by_rows_of_channel.quotient(present ? row_idx : a.rows - 1);
       const int64_t channel = plane - a.by_channels.quotient(plane) * a.by_channels.divisor;
+      // Around the row's first value: where the mean is large, an error of it would stand in every difference, and a
+      // sum of the gradients, which is 0, would have it.
+      const float around = __shfl_sync(norm::kAllLanes, norm::to_acc(value[r][0].values[0]), lane & ~(lanes - 1));
       float normed[kHeld][kVector], mean = 0, square = 0;
 #pragma unroll
       for (int i = 0; i < kHeld; ++i)
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) mean += normed[i][j] = norm::to_acc(value[r][i].values[j]);
+        for (int j = 0; j < kVector; ++j) {
+          normed[i][j] = norm::to_acc(value[r][i].values[j]) - around;
+          if (begin + i * pitch < a.row) mean += normed[i][j];
+        }
       mean = over_lanes(mean, lanes) * a.one_over_row;
 #pragma unroll
       for (int i = 0; i < kHeld; ++i)
