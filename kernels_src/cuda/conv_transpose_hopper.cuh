@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
 #ifdef TCONV_REDUCES_CHANNELS
-    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.reduced + 8 * i, 4);  // warps
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.reduced + 8 * i, 128);
 #endif
     // The warps of the other warpgroup.
     for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);

@@ -101,7 +101,8 @@ __device__ __forceinline__ void reduce_warp(const HopperArgs<Storage>& args, con
 }
 
 // Stores the extrema of one warpgroup's channels in a segment's N pixels: of one column each, or of the kParts that a
-// pass has, which are neighbours. The warpgroup's barrier goes by two phases a pass: buffers are full, and read.
+// pass has, which are neighbours. The warpgroup's barrier goes by two phases a pass: buffers are full, and read. All
+// lanes arrive: no other lane writes and reads for them.
 template <int N, int kParts, typename Storage>
 __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, int phase_index, int channel0, int segment,
@@ -119,8 +120,7 @@ __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, c
   const OrderedChannels ordered(order, channels, plan);
   reduce_warp<N, kParts>(args, channels, ordered, at.group, buffers + thread / 32 % 4 * plan.store_bytes_per_warp, lane,
                          acc);
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(barrier);
+  mbarrier_arrive(barrier);
   mbarrier_wait(barrier, 0);
 
   const int strip_col = at.strip * plan.tile_w;
@@ -156,8 +156,7 @@ __device__ __forceinline__ void store_extrema(const HopperArgs<Storage>& args, c
       if (kParts > 1 && col < odd_cols) to[1] = found[kParts - 1];
     }
   }
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(barrier);
+  mbarrier_arrive(barrier);
 }
 
 }  // namespace hopper
