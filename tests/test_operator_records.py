@@ -96,6 +96,23 @@ def binary_step(record: Binary, node, values: dict, weight):
     return right, record.step(ChannelVector(0), not swapped)
 
 
+def test_a_division_by_a_number_is_a_product():
+    """Where its reciprocal is an ordinary number. By powers of two compilers do that themselves."""
+    divide = next(record for record in ops.RECORDS if record.name == "div")
+    for value, device in (
+        (3.0, f"v = v * Acc({1 / 3!r});"),
+        (-0.3, f"v = v * Acc({1 / -0.3!r});"),
+        (-2.0, "v = v / Acc(-2.0);"),
+        (0.25, "v = v / Acc(0.25);"),
+        (3e-39, "v = v / Acc(3e-39);"),
+        (3e38, "v = v / Acc(3e+38);"),
+        (0.0, "v = v / Acc(0.0);"),
+        (float("inf"), "v = v / Acc(INFINITY);"),
+    ):
+        assert divide.step(Number(value), False).device == device
+    assert "/" in divide.step(ChannelVector(0), False).device
+
+
 @pytest.mark.parametrize("record", ops.RECORDS, ids=lambda record: record.name)
 def test_forms_are_pytorchs(record):
     """Every name that a record gives is one that PyTorch has."""

@@ -109,14 +109,14 @@ def _mish() -> Step:
 
 def _hardswish() -> Step:
     device = "v = elementwise::hardswish(v);"
-    inner = _WHERE("before < Acc(3)", "grad * (before / Acc(3) + Acc(0.5))", "grad")
+    inner = _WHERE("before < Acc(3)", "grad * (before * Acc(1.0 / 3) + Acc(0.5))", "grad")
     gradient = f"{inner} {_WHERE('before <= Acc(-3)', 'Acc(0)', 'grad')}"
     return Step("hardswish", device, "_Hardswish()", gradient, header=_PIECEWISE)
 
 
 def _hardsigmoid() -> Step:
     device = "v = elementwise::hardsigmoid(v);"
-    gradient = _WHERE("before > Acc(-3) && before < Acc(3)", "grad / Acc(6)", "Acc(0)")
+    gradient = _WHERE("before > Acc(-3) && before < Acc(3)", "grad * Acc(1.0 / 6)", "Acc(0)")
     return Step("hardsigmoid", device, "_Hardsigmoid()", gradient, True, _PIECEWISE)
 
 

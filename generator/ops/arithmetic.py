@@ -129,11 +129,24 @@ def _multiply(operand: Operand, swapped: bool) -> Step:
     return Step("mul", device, python, gradient)
 
 
+def _reciprocal_of(operand: Operand) -> float | None:
+    """What a division by `operand` multiplies by, as PyTorch's on a GPU does: a division is some
+    ten instructions and a branch. None by powers of two, which compilers see, and where it would
+    leave the range of normal numbers.
+    """
+    if not _is_finite(operand):
+        return None
+    fraction, exponent = math.frexp(operand.value)
+    return 1 / operand.value if abs(fraction) > 0.5 and abs(exponent) < 100 else None
+
+
 def _divide(operand: Operand, swapped: bool) -> Step:
     if not swapped:
-        device, python = f"v = v / {operand.device};", f"_Divide({operand.python})"
-        take = operand.take(f"-grad * (after / {operand.device})")
-        return Step("div", device, python, f"{take} grad = grad / {operand.device};")
+        reciprocal = _reciprocal_of(operand)
+        by = f"/ {operand.device}" if reciprocal is None else f"* {number(reciprocal)}"
+        take = operand.take(f"-grad * (after {by})")
+        python = f"_Divide({operand.python})"
+        return Step("div", f"v = v {by};", python, f"{take} grad = grad {by};")
     # PyTorch multiplies the reciprocal by a number, and divides a tensor.
     device = "Acc(1) / v * {}" if _is_number(operand) else "{} / v"
     device, python = f"v = {device.format(operand.device)};", f"_DivideInto({operand.python})"

@@ -17,9 +17,13 @@ constexpr int quad_bytes() {
   return 4 * static_cast<int>(sizeof(Storage));
 }
 
+// Past L1 where it can: what shared memory leaves of it holds fewer lines than are on their way.
 template <int kBytes>
 __device__ __forceinline__ void copy_operand(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  if constexpr (kBytes == 16)
+    cp_async_16(to, from);
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
 }
 
 // Where this thread's quad of a fragment and half of its channels lies. Neighbouring threads' are side by side, so that
