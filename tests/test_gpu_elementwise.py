@@ -16,6 +16,7 @@ pytestmark = pytest.mark.gpu
 SOURCE = r"""
 #include "cuda/conv_group_norm_held_gelu.cuh"
 #include "elementwise/mish.h"
+#include "elementwise/silu.h"
 #include "gelu_tanh.h"
 
 template <int kFunction>
@@ -27,7 +28,9 @@ __global__ void apply(const float* in, float* out, int count) {
          : kFunction == 1 ? tconv::elementwise::tanh_(v)
          : kFunction == 2 ? tconv::elementwise::gelu_tanh(v)
          : kFunction == 3 ? tconv::elementwise::mish(v)
-         : kFunction == 4 ? tconv::elementwise::gelu_erf<__half>(v)
+         : kFunction == 4 ? tconv::elementwise::silu(v)
+         : kFunction == 5 ? tconv::elementwise::sigmoid(v)
+         : kFunction == 6 ? tconv::elementwise::gelu_erf<__half>(v)
                           : tconv::elementwise::gelu_erf<tconv::cuda::held::Difference<__half>>(v);
 }
 
@@ -39,6 +42,8 @@ TCONV_EXPORT int run(int function, const float* in, float* out, int count) {
   if (function == 3) apply<3><<<blocks, 256>>>(in, out, count);
   if (function == 4) apply<4><<<blocks, 256>>>(in, out, count);
   if (function == 5) apply<5><<<blocks, 256>>>(in, out, count);
+  if (function == 6) apply<6><<<blocks, 256>>>(in, out, count);
+  if (function == 7) apply<7><<<blocks, 256>>>(in, out, count);
   return static_cast<int>(cudaGetLastError());
 }
 """
@@ -47,6 +52,8 @@ FUNCTIONS = {
     "tanh": torch.tanh,
     "gelu as tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     "mish": torch.nn.functional.mish,
+    "silu": torch.nn.functional.silu,
+    "sigmoid": torch.sigmoid,
 }
 COARSE = "gelu for 16 bits"  # ours where results are stored so
 HELD = "gelu for differences in 16 bits"  # where they are held until they are normalised
@@ -60,6 +67,8 @@ def exact(name: str, x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * torch.special.erfc(-x / 2**0.5)
     if name == "gelu as tanh":
         return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
+    if name in ("silu", "sigmoid"):
+        return FUNCTIONS[name](x)
     if name == "mish":
         return x * torch.tanh(torch.nn.functional.softplus(x))
     return torch.tanh(x)
