@@ -34,23 +34,31 @@ struct Barrier {
   int arrived = 0;
   unsigned generation = 0;
   Clock gathering, passed;
+  bool gathered = false;  // since they were the same
 
   void begin() {
-    *this = Barrier();
+    arrived = 0;
+    generation = 0;
+    gathered = false;
+    if (!detect_races) return;  // nobody reads them
     gathering.clear();
     passed.clear();
   }
 
   // Threads that have ended are not waited for.
   void wait(const int& expected, bool orders_memory) {
-    if (orders_memory) release(gathering);
+    if (orders_memory) {
+      release(gathering);
+      gathered = true;
+    }
     const unsigned before = generation;
     ++arrived;
     wait_until([&] { return generation != before || arrived >= expected; });
     if (generation == before) {
       arrived = 0;
       ++generation;
-      passed = gathering;
+      if (detect_races && gathered) passed = gathering;
+      gathered = false;
     }
     if (orders_memory) acquire(passed);
   }

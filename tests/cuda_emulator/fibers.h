@@ -16,7 +16,7 @@ struct Fiber {
   ucontext_t start;
   jmp_buf resume;
   std::unique_ptr<char[]> stack;
-  bool started, done;
+  bool started = false, done = false;
 };
 
 constexpr int kStackBytes = 192 * 1024;
@@ -70,13 +70,16 @@ void wait_until(Condition&& ready) {
   progressed = true;
 }
 
+// Of one block's thread after another's: to start a context takes two calls of the system.
 inline void fiber_main() {
-  body->run();
-  fibers[current].done = true;
-  --live;
-  --live_in_warp[current / 32];
-  progressed = true;
-  _longjmp(scheduler, 1);
+  for (;;) {
+    body->run();
+    fibers[current].done = true;
+    --live;
+    --live_in_warp[current / 32];
+    progressed = true;
+    yield();
+  }
 }
 
 // Runs all threads of a block; `seed` shuffles whose turn it is. False where one fails or they wait for each other for
@@ -87,7 +90,8 @@ inline bool run_block(int threads, uint32_t seed) {
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
     if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
-    fiber.started = fiber.done = false;
+    fiber.started = fiber.started && fiber.done;  // else a launch ended early, in the middle of it
+    fiber.done = false;
     ++live_in_warp[i / 32];
   }
   const uint32_t warps = (threads + 31) / 32;

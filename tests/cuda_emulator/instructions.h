@@ -2,7 +2,7 @@
 // Semantics and fragments: PTX ISA.
 #pragma once
 
-#include "runtime.h"
+#include "wgmma.h"
 
 namespace emu {
 
@@ -127,8 +127,10 @@ inline void mbarrier_init(uint32_t at, uint32_t arrivals) {
   at_shared(at, 8, "mbarrier.init");
   Mbarrier barrier;
   barrier.expected = barrier.pending = arrivals;
-  barrier.gathering.clear();
-  barrier.passed.clear();
+  if (detect_races) {
+    barrier.gathering.clear();
+    barrier.passed.clear();
+  }
   mbarriers[at] = barrier;
 }
 inline void mbarrier_arrive(uint32_t at) {
@@ -188,120 +190,6 @@ inline void bulk_wait(int pending) {
   }
 }
 
-// ---- wgmma --------------------------------------------------------------------------------------------------------
-
-// fp16 numbers by their bits: the header's own conversion takes dozens of instructions on a host.
-inline const std::vector<float> half_values = [] {
-  std::vector<float> values(1 << 16);
-  for (int bits = 0; bits < 1 << 16; ++bits)
-    values[bits] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  return values;
-}();
-
-// Address of 16-byte chunk `chunk` of row `row` of an operand. Swizzled rows of 128 bytes: bits 4 to 6 turn with bits 7
-// to 9; of 32 bytes: bit 4 with bit 7.
-inline uint32_t operand_at(uint64_t descriptor, int row, int chunk) {
-  const bool narrow = descriptor >> 62 == 3;
-  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
-                 group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
-  const uint32_t at = start + row / 8 * group + row % 8 * (narrow ? 32 : 128) + chunk * 16;
-  return at ^ (at >> 7 & (narrow ? 1 : 7)) << 4;
-}
-
-template <bool kBFloat16>
-void operand_row(uint64_t descriptor, int row, float (&values)[16]) {
-  for (int chunk = 0; chunk < 2; ++chunk) {
-    uint16_t bits[8];
-    std::memcpy(bits, at_shared(operand_at(descriptor, row, chunk), 16, "an operand of wgmma"), 16);
-    for (int k = 0; k < 8; ++k) {
-      if constexpr (kBFloat16) {
-        values[chunk * 8 + k] = __uint_as_float(static_cast<uint32_t>(bits[k]) << 16);
-      } else {
-        values[chunk * 8 + k] = half_values[bits[k]];
-      }
-    }
-  }
-}
-
-template <int N, bool kBFloat16>
-void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
-  float weights[2][16];
-  const int row = current % 128 / 32 * 16 + lane() / 4;
-  for (int half = 0; half < 2; ++half) operand_row<kBFloat16>(a, row + 8 * half, weights[half]);
-  for (int j = 0; j < N / 8; ++j)
-    for (int e = 0; e < 2; ++e) {
-      float pixel[16];
-      operand_row<kBFloat16>(b, 8 * j + 2 * (lane() % 4) + e, pixel);
-      for (int half = 0; half < 2; ++half)
-        for (int k = 0; k < 16; ++k) d[4 * j + 2 * half + e] += weights[half][k] * pixel[k];
-    }
-  if (!detect_races || lane() != 0) return;  // one lane stands for its warp
-  Reads& reads = product_reads[warp()];
-  for (int i = 0; i < 16; ++i)
-    for (int chunk = 0; chunk < 2; ++chunk)
-      reads.open.push_back({operand_at(a, row / 16 * 16 + i, chunk) - kSharedBase, 16});
-  for (int i = 0; i < N; ++i)
-    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(b, i, chunk) - kSharedBase, 16});
-  for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
-}
-// Of operands with pixels as K, 128 bytes of 64 channels each in the 128-byte swizzle, or 64 bytes of 32 in that of 64
-// (bits 4 and 5 turn with bits 7 and 8): the address of a pixel's channel in the block that begins `block` leading byte
-// offsets from the start.
-inline int pixel_bytes(uint64_t descriptor) { return descriptor >> 62 == 2 ? 64 : 128; }
-inline uint32_t pixel_operand_at(uint64_t descriptor, int pixel, int block, int channel) {
-  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
-                 group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
-  const uint32_t distance = static_cast<uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
-  const uint32_t bytes = pixel_bytes(descriptor), turned = bytes == 64 ? 3 : 7;
-  const uint32_t at = start + block * distance + pixel / 8 * group + pixel % 8 * bytes + channel * 2;
-  return at ^ (at >> 7 & turned) << 4;
-}
-
-template <int N, bool kBFloat16>
-void wgmma_pixels(float (&d)[N / 2], uint64_t a, uint64_t b) {
-  const auto value = [](uint64_t descriptor, int pixel, int block, int channel) {
-    uint16_t bits;
-    std::memcpy(&bits, at_shared(pixel_operand_at(descriptor, pixel, block, channel), 2, "an operand of wgmma"), 2);
-    return kBFloat16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : half_values[bits];
-  };
-  const int row = current % 128 / 32 * 16 + lane() / 4, channels = pixel_bytes(b) / 2;
-  for (int pixel = 0; pixel < 16; ++pixel) {
-    const float of_a[2] = {value(a, pixel, 0, row), value(a, pixel, 0, row + 8)};
-    for (int j = 0; j < N / 8; ++j)
-      for (int e = 0; e < 2; ++e) {
-        const int column = 8 * j + 2 * (lane() % 4) + e;
-        const float of_b = value(b, pixel, column / channels, column % channels);
-        for (int half = 0; half < 2; ++half) d[4 * j + 2 * half + e] += of_a[half] * of_b;
-      }
-  }
-  if (!detect_races || lane() != 0) return;  // one lane stands for its warp
-  Reads& reads = product_reads[warp()];
-  for (int pixel = 0; pixel < 16; ++pixel)
-    for (int block = -1; block < N / channels; ++block) {  // all channels of a pixel are all of its bytes
-      const uint64_t descriptor = block < 0 ? a : b;
-      const uint32_t bytes = pixel_bytes(descriptor);
-      const uint32_t at = pixel_operand_at(descriptor, pixel, block < 0 ? 0 : block, 0);
-      reads.open.push_back({at / bytes * bytes - kSharedBase, bytes});
-    }
-  for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
-}
-
-inline void wgmma_commit() {
-  if (lane() != 0) return;
-  Reads& reads = product_reads[warp()];
-  reads.groups.push_back(std::move(reads.open));
-  reads.open.clear();
-}
-inline void wgmma_wait(int pending) {
-  converge();  // one instruction of the warp: products of all its lanes are done
-  if (lane() != 0) return;
-  Reads& reads = product_reads[warp()];
-  while (static_cast<int>(reads.groups.size()) > pending) {
-    for (const Reads::Range& range : reads.groups.front()) note_read(range.at, range.bytes);
-    reads.groups.pop_front();
-  }
-}
-
 // ---- mma.sync -----------------------------------------------------------------------------------------------------
 
 inline void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uint32_t at) {
@@ -348,17 +236,28 @@ struct Fragments {
 // value(bits, index): number `index` of a register that holds kPack numbers of K.
 template <int kPack, typename Value>
 void multiply_fragments(float& d0, float& d1, float& d2, float& d3, const Fragments& mine, Value&& value) {
-  float* const d[4] = {&d0, &d1, &d2, &d3};
+  constexpr int kNumbers = 8 * kPack;  // of K
+  float rows[2][kNumbers], columns[2][kNumbers];
   exchange(mine, [&](auto given) {
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane() / 4, column = 2 * (lane() % 4) + i % 2;
+    for (int t = 0; t < 4; ++t) {
+      const Fragments of_row = given(lane() / 4 * 4 + t);
       for (int part = 0; part < 2; ++part)
-        for (int t = 0; t < 4; ++t) {
-          const uint32_t a = given(row * 4 + t).a[2 * part + i / 2], b = given(column * 4 + t).b[part];
-          for (int k = 0; k < kPack; ++k) *d[i] += value(a, k) * value(b, k);
-        }
+        for (int k = 0; k < kPack; ++k)
+          for (int half = 0; half < 2; ++half)
+            rows[half][(4 * part + t) * kPack + k] = value(of_row.a[2 * part + half], k);
+      for (int e = 0; e < 2; ++e) {
+        const Fragments of_column = given((2 * (lane() % 4) + e) * 4 + t);
+        for (int part = 0; part < 2; ++part)
+          for (int k = 0; k < kPack; ++k) columns[e][(4 * part + t) * kPack + k] = value(of_column.b[part], k);
+      }
     }
   });
+  for (int i = 0; i < kNumbers; ++i) {
+    d0 += rows[0][i] * columns[0][i];
+    d1 += rows[0][i] * columns[1][i];
+    d2 += rows[1][i] * columns[0][i];
+    d3 += rows[1][i] * columns[1][i];
+  }
 }
 inline void mma_tf32(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                      uint32_t b0, uint32_t b1) {

@@ -39,7 +39,7 @@ struct Mbarrier {
     if (pending > 0 || bytes > 0) return;
     pending = expected;
     ++phase;
-    passed = gathering;
+    if (detect_races) passed = gathering;
     progressed = true;
   }
 };
@@ -60,6 +60,11 @@ struct AsyncCopy {
 struct AsyncCopies {
   std::vector<AsyncCopy> open;
   std::deque<std::vector<AsyncCopy>> groups;
+
+  void clear() {
+    open.clear();
+    groups.clear();
+  }
 };
 inline AsyncCopies async_copies[kMaxThreads];
 
@@ -71,26 +76,51 @@ struct BulkStore {
 struct BulkStores {
   std::vector<BulkStore> open;
   std::deque<std::vector<BulkStore>> groups;
+
+  void clear() {
+    open.clear();
+    groups.clear();
+  }
 };
 inline BulkStores bulk_stores[kMaxThreads];
 
-// Operands of products under way, by warp: read again, so to say, when they are awaited.
+// Operands of products under way, by warp: read again, so to say, with every later product of their group, and when
+// they are awaited.
 struct Reads {
   struct Range {
     uint32_t at, bytes;
   };
   std::vector<Range> open;
   std::deque<std::vector<Range>> groups;
+  size_t noted = 0;       // of those in `open`
+  uint64_t at_write = 0;  // how many writes there had been then
+  uint32_t at_time = 0;   // by the reader's own clock
+
+  void clear() {
+    open.clear();
+    groups.clear();
+    noted = 0;
+  }
+  // Since nobody wrote and the reader's clock stands, what was noted is as it would be noted now.
+  void note() {
+    const uint32_t now = clocks[current].at[current];
+    if (at_write != num_writes || at_time != now) noted = 0;
+    for (; noted < open.size(); ++noted) note_read(open[noted].at, open[noted].bytes);
+    at_write = num_writes;
+    at_time = now;
+  }
 };
 inline Reads product_reads[kMaxThreads / 32];
 
 inline void begin_shared() {
-  if (detect_races) words.assign((dynamic_bytes + kWordBytes - 1) / kWordBytes, Word{{-1, 0}, {}});
+  if (detect_races) forget_words((dynamic_bytes + kWordBytes - 1) / kWordBytes);
   fill_shared();
   mbarriers.clear();
-  for (AsyncCopies& copies : async_copies) copies = {};
-  for (BulkStores& stores : bulk_stores) stores = {};
-  for (Reads& reads : product_reads) reads = {};
+  for (int thread = 0; thread < num_threads; ++thread) {  // a deque that is made anew allocates
+    async_copies[thread].clear();
+    bulk_stores[thread].clear();
+  }
+  for (int warp = 0; warp < (num_threads + 31) / 32; ++warp) product_reads[warp].clear();
 }
 
 }  // namespace emu
