@@ -41,6 +41,7 @@ LIFTED = {  # by dimensions of the convolution
         "channels of an image, one call of the kernel for each residue."
     ),
 }
+_FOLDED = {1: "_folded_row", 2: "_folded_image", 3: "_folded_volume"}  # by dimensions
 _PARAMETERS = ("stride", "padding", "output_padding", "dilation", "groups")
 _DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
 # Places in aten.conv_transpose2d.input, aten.max_pool2d.default and aten.group_norm.default.
@@ -107,6 +108,16 @@ def extremum_text(extremum: Extremum, suffix: str, text: Expressions, modules: M
     reduction = f"(torch.ops.{extremum.reducing[0].op}, {dim}, {keepdim})"
     names = f"_operator{suffix}", repr(suffix), repr(extremum.kind), reduction
     return _call("_channel_extremum", *names, str(_broadcasts(fused)), *conv, *vectors)
+
+
+def fold_text(region: Fused, given: tuple[str, ...], text: Expressions, modules: Modules) -> str:
+    """The call that takes along the BatchNorm behind a call of ours in eval mode, likewise. given:
+    the fold's number, the layer, those behind it.
+    """
+    conv, channels = _convolution(region.conv, text, modules)
+    vectors = [vector_text(value, channels, text) for value in region.vectors]
+    number, *layers = given
+    return _call("_folded_norm", number, _FOLDED[region.dimensions], *layers, *conv, *vectors)
 
 
 def _broadcasts(fused: Fused) -> bool:

@@ -199,7 +199,8 @@ def _forward(program: Program, kernels: Kernels) -> tuple[Checks, str, str]:
         for fused in plan.fused:
             modules_of(fused, modules)
     training, evaluation = (
-        body(reference, plan, kernels, modules, taken) for plan in program.plans
+        body(reference, plan, kernels, modules, taken, program.folds_of(plan))
+        for plan in program.plans
     )
     lines = [f"{name} = {module_path(path)}" for path, name in modules.names.items()]
     made = dataclasses.replace(program.checks, constants=list(program.checks.constants))
@@ -358,6 +359,7 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_TENSORS",
         "_TAILS",
         "_TAIL_CHAINS",
+        "_FOLDED_NORMS",
         "_INNER",
         "_COMPILED_IN",
         "_COMPILED_NAMES",
