@@ -4,6 +4,7 @@ import math
 
 from generator.expressions import Expressions, module_path
 from generator.extrema import Extremum
+from generator.folds import Fold
 from generator.fuse import TRANSPOSED, Fused, dimensions_of, label
 from generator.ir import Node, Value
 from generator.reads import overload_of
@@ -255,7 +256,7 @@ def interleaves(fused: Fused) -> bool:
     return grouped or not isinstance(last, int) or last > 2
 
 
-def summary(fused: Fused) -> str:
+def summary(fused: Fused | Fold) -> str:
     """The chain in words."""
     return " -> ".join(map(label, fused.nodes))
 
