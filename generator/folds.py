@@ -72,6 +72,8 @@ def fold_of(reference: Reference, region: Fused, tail: Fused, plan: Plan) -> Fol
     module = reference.model.get_submodule(tail.conv.path)
     if type(module) is not _NORMS[region.dimensions] or module.eps <= 0:
         return None
+    if module.running_mean is None or module.running_var is None:
+        return None
     norm = Norm(float(module.eps), module.weight is not None, module.bias is not None)
     if len(region.vectors) + norm.vectors > MAX_CHANNEL_VECTORS:
         return None
