@@ -10,11 +10,10 @@ from generator.fuse import Fused, Plan
 from generator.ir import Node, Value
 from generator.layer_kinds import is_softmax
 from generator.reference import Reference
-from generator.sources import MAX_CHANNEL_VECTORS
+from generator.sources import FOLDED_NORM, MAX_CHANNEL_VECTORS
 from generator.step_table import Step, epilogue_header
 
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}  # by dimensions
-_FOLDED = "TCONV_FOLDED_NORM"  # defined as a fold's number where its library is built
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,11 +101,12 @@ def norm_step(first: int, norm: Norm) -> Step:
     names = ["mean", "var", *["weight"] * norm.weight, *["bias"] * norm.bias]
     places = {name: next(count) for name in names}
     of = {n: f"static_cast<Acc>(args.channel_vectors[{i}][channel])" for n, i in places.items()}
-    scale = f"Acc(1) / std::sqrt({of['var']} + Acc({norm.eps!r}))"
-    scale = f"({scale}) * {of['weight']}" if norm.weight else scale
-    device = f"v = (v - {of['mean']}) * ({scale}){' + ' + of['bias'] if norm.bias else ''};"
+    scale = f"elementwise::inverse_root({of['var']} + Acc({norm.eps!r}))"
+    scale = f"({scale} * {of['weight']})" if norm.weight else scale
+    device = f"v = (v - {of['mean']}) * {scale}{' + ' + of['bias'] if norm.bias else ''};"
     given = ", ".join(f"{name}={place}" for name, place in places.items())
-    return Step("batch_norm", device, f"_RunningNorm({norm.eps!r}, {given})", gradient="")
+    python, header = f"_RunningNorm({norm.eps!r}, {given})", "elementwise/inverse_root.h"
+    return Step("batch_norm", device, python, gradient="", header=header)
 
 
 def with_folds(epilogue: str, folds: list[Fold], tensors: bool) -> str:
@@ -120,9 +120,9 @@ def with_folds(epilogue: str, folds: list[Fold], tensors: bool) -> str:
         [line for line in lines if not line.startswith(("#include", "#pragma once"))]
         for lines in split
     )
-    parts = [f"#ifndef {_FOLDED}", *given, "#else"]
+    parts = [f"#ifndef {FOLDED_NORM}", *given, "#else"]
     for index, lines in enumerate(others):
-        parts += [f"#if {_FOLDED} == {index}", *lines, "#endif"]
+        parts += [f"#if {FOLDED_NORM} == {index}", *lines, "#endif"]
     return "\n".join(["#pragma once", *dict.fromkeys(included), *parts, "#endif", ""])
 
 
