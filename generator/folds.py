@@ -102,8 +102,10 @@ def norm_step(first: int, norm: Norm) -> Step:
     places = {name: next(count) for name in names}
     of = {n: f"static_cast<Acc>(args.channel_vectors[{i}][channel])" for n, i in places.items()}
     scale = f"elementwise::inverse_root({of['var']} + Acc({norm.eps!r}))"
-    scale = f"({scale} * {of['weight']})" if norm.weight else scale
-    device = f"v = (v - {of['mean']}) * {scale}{' + ' + of['bias'] if norm.bias else ''};"
+    scale += f" * {of['weight']}" if norm.weight else ""
+    shift = f"({of['bias']} - {of['mean']} * scale)" if norm.bias else f"-{of['mean']} * scale"
+    # Two numbers of a channel take fewer registers than mean, scale and bias.
+    device = f"{{ const Acc scale = {scale}; v = v * scale + {shift}; }}"
     given = ", ".join(f"{name}={place}" for name, place in places.items())
     python, header = f"_RunningNorm({norm.eps!r}, {given})", "elementwise/inverse_root.h"
     return Step("batch_norm", device, python, gradient="", header=header)
