@@ -207,6 +207,8 @@ FOLDED = [
     ("return self.norm(y)", NORM, 1),
     ("return F.relu(self.norm(y * 2), inplace=True).clamp(max=3) - 1", NORM, 5),
     ("return torch.tanh(self.norm(y + self.gain))", "nn.BatchNorm2d(4, affine=False)", 3),
+    # An operand keeps its name, for it is read again where the kernel does not run.
+    ("w = self.up.weight * 2\n        return self.norm(F.conv_transpose2d(x, w)).relu()", NORM, 2),
     ("return self.act(self.norm(y)) * self.gain", NORM, 2),
     ("return self.norm(y) + x.mean()", NORM, 1),
     ("return self.act(self.norm(y))", "nn.BatchNorm2d(4, momentum=None)", 2),
@@ -229,7 +231,7 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize(("body", "norm", "steps"), swept(FOLDED, (2, 3), names=3))
+@pytest.mark.parametrize(("body", "norm", "steps"), swept(FOLDED, (2, 3, 4), names=3))
 def test_what_is_folded(tmp_path, body, norm, steps):
     path = written(tmp_path, body, norm)
     (fold,) = program_of(path).folds.values()
