@@ -4,6 +4,7 @@ import math
 
 from generator.expressions import Expressions, module_path
 from generator.extrema import Extremum
+from generator.folds import Fold
 from generator.fuse import TRANSPOSED, Fused, dimensions_of, label
 from generator.ir import Node, Value
 from generator.reads import overload_of
@@ -41,6 +42,7 @@ LIFTED = {  # by dimensions of the convolution
         "channels of an image, one call of the kernel for each residue."
     ),
 }
+_FOLDED = {1: "_folded_row", 2: "_folded_image", 3: "_folded_volume"}  # by dimensions
 _PARAMETERS = ("stride", "padding", "output_padding", "dilation", "groups")
 _DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
 # Places in aten.conv_transpose2d.input, aten.max_pool2d.default and aten.group_norm.default.
@@ -107,6 +109,16 @@ def extremum_text(extremum: Extremum, suffix: str, text: Expressions, modules: M
     reduction = f"(torch.ops.{extremum.reducing[0].op}, {dim}, {keepdim})"
     names = f"_operator{suffix}", repr(suffix), repr(extremum.kind), reduction
     return _call("_channel_extremum", *names, str(_broadcasts(fused)), *conv, *vectors)
+
+
+def fold_text(region: Fused, given: tuple[str, ...], text: Expressions, modules: Modules) -> str:
+    """The call that takes along the BatchNorm behind a call of ours in eval mode, likewise. given:
+    the fold's number, the layer, those behind it.
+    """
+    conv, channels = _convolution(region.conv, text, modules)
+    vectors = [vector_text(value, channels, text) for value in region.vectors]
+    number, *layers = given
+    return _call("_folded_norm", number, _FOLDED[region.dimensions], *layers, *conv, *vectors)
 
 
 def _broadcasts(fused: Fused) -> bool:
@@ -244,7 +256,7 @@ def interleaves(fused: Fused) -> bool:
     return grouped or not isinstance(last, int) or last > 2
 
 
-def summary(fused: Fused) -> str:
+def summary(fused: Fused | Fold) -> str:
     """The chain in words."""
     return " -> ".join(map(label, fused.nodes))
 

@@ -76,6 +76,10 @@ BatchNorm (in training mode) where steps follow are, each with the element-wise 
 Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE),
 and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE, TAIL_GRADIENT_OPERATOR_SOURCE), each built
 when first called."""
+_FOLDED = """\
+In eval mode, where no gradient is wanted, BatchNorm that alone reads a convolution is with the
+steps behind it a part of the convolution's kernel. Each such chain is a library of its own, of the
+same sources, built when first called."""
 _EXTREMUM = """\
 Where the Hopper kernel runs, it forms a minimum or maximum over channels that alone reads its
 outputs, and does not store them; for gradients backward computes them again."""
@@ -199,7 +203,8 @@ def _forward(program: Program, kernels: Kernels) -> tuple[Checks, str, str]:
         for fused in plan.fused:
             modules_of(fused, modules)
     training, evaluation = (
-        body(reference, plan, kernels, modules, taken) for plan in program.plans
+        body(reference, plan, kernels, modules, taken, program.folds_of(plan))
+        for plan in program.plans
     )
     lines = [f"{name} = {module_path(path)}" for path, name in modules.names.items()]
     made = dataclasses.replace(program.checks, constants=list(program.checks.constants))
@@ -246,6 +251,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
             *([_BATCH_NORM] if "batch_norm" in kernels.norms else []),
             *([_GROUP_NORM] if "group_norm" in kernels.norms else []),
             *([_TAILS] if kernels.tails else []),
+            *([_FOLDED] if kernels.folds else []),
             *([_TENSOR_OPERANDS] if kernels.whole else []),
             *([_EXTREMUM] if kernels.reduced else []),
             _PRECISION,
@@ -350,14 +356,12 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "TAIL_GRADIENT_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
-        "_CHAIN",
-        "_CHAIN_NUMBER",
-        "_KEEPS_RESULT",
-        "_RESULT_CHAINS",
+        *("_CHAIN", "_CHAIN_NUMBER", "_KEEPS_RESULT", "_RESULT_CHAINS"),
         "_ACTIVATION",
         "_TENSORS",
         "_TAILS",
         "_TAIL_CHAINS",
+        "_FOLDED_NORMS",
         "_INNER",
         "_COMPILED_IN",
         "_COMPILED_NAMES",

@@ -29,6 +29,7 @@ _GROUP_NORMALISED = (
 _EXTREMUM = "but on Hopper the kernel of {} forms it, and backward computes its result again"
 _TAIL = "but on Hopper a kernel of ours runs {} where the tensor is large"
 _IN_TRAINING = ", in training mode"  # of BatchNorm
+_FOLDED = "; in eval mode, where no gradient is wanted, in the kernel of {}"
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
 
@@ -105,6 +106,7 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
     tail_of = {node: tail for tail in taken for node in tail.nodes}
     reduced = extrema(plan).values() if program.reduces else ()
     convolved = {one.reducing[0]: summary(one.fused) for one in reduced}
+    fold_of = {node: fold for fold in program.folds_of(plan) for node in fold.tail.nodes}
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -127,6 +129,8 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
                 why += _GROUP_NORMALISED
             elif item in convolved:
                 why = _EXTREMUM.format(convolved[item])
+            if item in fold_of:
+                why += _FOLDED.format(summary(fold_of[item]))
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     for node in plan.read_through:
         said = "not computed, kernels read the parameter where it lies"

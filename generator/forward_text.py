@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from generator.calls import Modules, call_text, extremum_text, modules_of
 from generator.expressions import Expressions, attribute_path
 from generator.extrema import Extremum, with_extrema
+from generator.fold_text import FoldTexts
+from generator.folds import Fold
 from generator.fuse import STEPLESS, Fused, Plan
 from generator.ir import Node, Region, Value, leaves
 from generator.kernels import Kernels
 from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv, is_softmax
 from generator.reference import Reference
-from generator.tail_text import TailTexts
+from generator.tail_text import TailTexts, gathered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +60,23 @@ class Names:
 
 
 def body(
-    reference: Reference, plan: Plan, kernels: Kernels, modules: Modules, taken: set[str]
+    reference: Reference,
+    plan: Plan,
+    kernels: Kernels,
+    modules: Modules,
+    taken: set[str],
+    folds: list[Fold],
 ) -> str:
-    """The statements of one mode, without indentation, the return last."""
+    """The statements of one mode, without indentation, the return last. folds: of the plan."""
     text = Expressions(reference, device_of_inputs(plan), dtype_of_inputs(plan))
     if "batch_norm" in kernels.norms:
         plan = dataclasses.replace(plan, items=_with_softmax(reference, plan))
     if kernels.reduced:
         plan = dataclasses.replace(plan, items=with_extrema(plan))
     tails = TailTexts(reference, plan, kernels, text, taken)
-    plan = dataclasses.replace(plan, items=tails.items)
+    items = gathered(tails.items, [fold.items for fold in folds])
+    plan = dataclasses.replace(plan, items=items)
+    folded = FoldTexts(reference, folds, kernels, text, modules, tails.done)
     names = Names(taken | {tails.done})
     last_use = _last_uses(plan)
     lines: list[str] = []
@@ -77,13 +86,14 @@ def body(
         if regions != opened:
             lines += _switches(regions, opened, text)
             opened = regions
+        folded.begin(item, len(lines))
         tails.begin(item, len(lines))
         call = _item_text(reference, item, kernels, text, modules)
         result = item.result
         is_end = place + 1 == len(plan.items) and plan.outputs is result and not opened
-        is_end = is_end and not tails.are_open
+        is_end = is_end and not (tails.are_open or folded.are_open)
         for value in last_use.get(place, ()):
-            if value in text.names and not tails.keep(value):
+            if value in text.names and not (folded.keep(value) or tails.keep(value)):
                 names.give(text.names[value])
         if is_end:
             statement = f"return {call}"
@@ -92,9 +102,11 @@ def body(
             statement = f"{text.names[result]} = {call}"
         else:
             statement = call
-        depth = len(regions) + tails.are_open
+        depth = len(regions) + tails.are_open + folded.are_open
         lines.append(textwrap.indent(statement, "    " * depth))
-        for name in tails.end(item, lines, text.names.get(result)):
+        named = text.names.get(result)
+        free = tails.end(item, lines, named, folded.are_open)
+        for name in [*free, *folded.end(item, lines, named)]:
             names.give(name)
         if is_end:
             return "\n".join(lines)

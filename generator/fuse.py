@@ -22,6 +22,7 @@ from generator.reads import (
     writes,
 )
 from generator.reference import Reference
+from generator.softsign import softsign
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
 from generator.tails import NORM_TAILS, keeps_channels, may_read, tail_kind
@@ -89,7 +90,8 @@ class Fused:
 class Plan:
     """The order of forward: calls of ours among nodes that stay PyTorch's, each left for the reason
     that `why` gives. `tails`: those of such nodes that a kernel may take together (tails.py);
-    `read_through`: views of parameters that only calls of ours read, from where those lie.
+    `read_through`: views of parameters that only calls of ours read, from where those lie;
+    `normed`: by call of ours the BatchNorm that alone reads it, as a tail (folds.py).
     """
 
     items: list[Fused | Node]
@@ -97,6 +99,7 @@ class Plan:
     outputs: Any
     tails: list[Fused] = dataclasses.field(default_factory=list)
     read_through: list[Node] = dataclasses.field(default_factory=list)
+    normed: dict[Fused, Fused] = dataclasses.field(default_factory=dict)
 
     @property
     def fused(self) -> list[Fused]:
@@ -142,7 +145,8 @@ class _Fusion:
             elif fused.stands_at is node:
                 items.append(fused)
         left = {node: why for node, why in self._why.items() if node not in taken}
-        return Plan(items, left, self._graph.outputs, self._tails(), read_through)
+        tails = self._tails()
+        return Plan(items, left, self._graph.outputs, tails, read_through, self._normed(items))
 
     def _is_read_through(self, node: Node) -> bool:
         """Is it a view of a parameter that kernels alone read, from where the parameter lies?"""
@@ -163,6 +167,19 @@ class _Fusion:
             tail = self._grow(node, kind) if kind is not None and kept else None
             if tail is not None and (tail.steps or kind not in NORM_TAILS):
                 found.append(tail)
+        return found
+
+    def _normed(self, items: list[Fused | Node]) -> dict[Fused, Fused]:
+        """By call of ours the BatchNorm that alone reads it, with the steps behind that."""
+        found = {}
+        for fused in items:
+            if not isinstance(fused, Fused) or fused.entry != "conv" or fused.whole:
+                continue
+            self._members = set(fused.nodes)
+            node = self._next(fused.result, fused.nodes[-1], fused.conv)
+            if node is not None and self._layer(node) is not None:
+                if tail_kind(self._reference, node) == "kBatchNorm":
+                    found[fused] = self._grow(node, "kBatchNorm")
         return found
 
     def _writes_behind(self, node: Node) -> bool:
@@ -220,7 +237,7 @@ class _Fusion:
         self._members = {conv}
         last = conv
         while True:
-            if (joined := self._softsign(last.result, conv)) is not None:
+            if (joined := softsign(last.result, conv, self._users)) is not None:
                 fused.elementwise += joined
                 fused.steps.append(_RECORDS[nn.Softsign].make())
                 self._members |= set(joined)
@@ -308,26 +325,6 @@ class _Fusion:
             return Read(record.step_of_module(module))
         except ValueError as error:
             return Read(why=f"it {error}")
-
-    def _softsign(self, value: Value, anchor: Node) -> list[Node] | None:
-        """v / (abs(v) + 1), which is what PyTorch's function softsign is."""
-        users = self._users.get(value, [])
-        ops_of = [user.op if user is not None else "" for user in users]
-        if sorted(ops_of) != ["aten.abs.default", "aten.div.Tensor"]:
-            return None
-        absolute, divided = sorted(users, key=lambda user: user.op)
-        (added,) = (
-            self._users.get(absolute.result, [])
-            if len(self._users.get(absolute.result, [])) == 1
-            else (None,)
-        )
-        if added is None or added.op != "aten.add.Tensor" or added.args[1:] != (1,):
-            return None
-        found = [absolute, added, divided]
-        if divided.args != (value, added.result) or self._users[added.result] != [divided]:
-            return None
-        same = all(node.regions == anchor.regions and not node.kwargs for node in found)
-        return found if same else None
 
     def _take_norms(self, fused: Fused, node: Node) -> bool:
         """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""

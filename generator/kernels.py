@@ -5,6 +5,7 @@ import functools
 import hashlib
 from collections.abc import Iterable
 
+from generator import folds
 from generator.calls import (
     has_short_passes,
     interleaves,
@@ -16,6 +17,7 @@ from generator.calls import (
     sums_many_channels,
 )
 from generator.few_channels import few_channels_header, few_channels_layers
+from generator.folds import Fold
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.library_sources import _with_shared_lines
@@ -91,6 +93,7 @@ class Kernels:
     reduced: bool = False  # may minima and maxima over channels be formed in them?
     norms: frozenset[str] = frozenset()  # that have a library of their own: program.py
     tails: dict[tuple, Fused] = dataclasses.field(default_factory=dict)  # of a library: program.py
+    folds: dict[tuple, Fold] = dataclasses.field(default_factory=dict)  # in libraries of their own
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -273,7 +276,7 @@ class Kernels:
         if self.volumes:
             numbers = (self._numbers(kernel) for kernel in self.all if kernel.keeps_result)
             made["_RESULT_CHAINS"] = repr(dict(numbers))
-        return made
+        return made | folds.constants(list(self.folds.values()), self.suffixes)
 
     def _chains(self, library: str) -> list[list[Step]]:
         """Those whose gradients a library has, each once."""
@@ -305,8 +308,8 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
     ours = program.ordinary, program.reduces
-    ours += (program.norms, program.tails) if own_gradients else ()
-    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours)
+    ours += (program.norms, program.tails) if own_gradients else (frozenset(), {})
+    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours, program.folds)
     if not fused:
         return made
     headers = [_headers(f, made.whole) for f in fused]
@@ -315,6 +318,9 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
         for header in headers:
             header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
+    if made.folds:
+        epilogue = given["generated_epilogue.h"], list(made.folds.values()), made.whole
+        given["generated_epilogue.h"] = folds.with_folds(*epilogue)
     forms = made.volumes, made.whole, made.reduced
     cpu = (
         refusing_cpu_source(made.entries, *forms)

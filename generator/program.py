@@ -11,6 +11,7 @@ from generator.calls import joins_columns, pairs_rows
 from generator.checks import Checks, checks
 from generator.errors import Refusal
 from generator.extrema import extrema
+from generator.folds import Fold, fold_of
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
@@ -72,6 +73,22 @@ class Program:
         """
         found = (tail for plan in self.plans for tail in plan.tails)
         return {tail.headers: tail for tail in found} if self.kernels else {}
+
+    @property
+    def folds(self) -> dict[tuple, Fold]:
+        """BatchNorms that eval mode may run in a kernel of a convolution, by what makes one differ
+        from the others: one of each. Not beside extrema, whose epilogues have no registers left.
+        """
+        found = (fold for plan in self.plans for fold in self.folds_of(plan))
+        return {fold.key: fold for fold in found}
+
+    def folds_of(self, plan: Plan) -> list[Fold]:
+        """Those of a plan."""
+        if self.reduces:
+            return []
+        pairs = plan.normed.items()
+        found = [fold_of(self.reference, region, tail, plan) for region, tail in pairs]
+        return [fold for fold in found if fold is not None]
 
     @property
     def norms(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from generator.errors import Refusal
+from generator.fold_formula import chain_of
 from generator.front.watch import plain_state
 from generator.ir import Value
 from generator.kernels import kernels_of
@@ -42,7 +43,7 @@ class _Proof:
         self._path = program.reference.path
         self._factories = program.reference.namespace["Model"], namespace["ModelNew"]
         self._arguments = program.reference.namespace["get_init_inputs"]
-        self._inputs = inputs
+        self._inputs, self._folds = inputs, bool(program.folds)
         self._without_backward: set[bool] = set()  # modes in which the reference has none
         floats = [t for t in _tensors(inputs) if t.is_floating_point()]
         self._tolerance = _TOLERANCE[floats[0].dtype] if floats else _TOLERANCE[torch.float32]
@@ -57,6 +58,9 @@ class _Proof:
             theirs, ours = (self._step(model, training) for model in models)
             for what in theirs:
                 self._same(f"{what} in {mode} mode", theirs[what], ours[what])
+        if self._folds:  # which run where no gradient is wanted
+            theirs, ours = (self._evaluated(model) for model in models)
+            self._same("the result in eval mode without a gradient", theirs, ours)
 
     def _constructed(self, factory: Callable) -> nn.Module:
         torch.manual_seed(0)
@@ -66,6 +70,19 @@ class _Proof:
             if factory is self._factories[0]:
                 raise
             raise self._refusal("construction", error) from error
+
+    def _evaluated(self, model: nn.Module) -> Any:
+        """Its result where no gradient is wanted, with statistics and weights like those of a
+        trained model: new ones would hide a step that is missing.
+        """
+        generator = torch.Generator().manual_seed(4)
+        given = _pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, self._inputs)
+        with torch.no_grad():
+            for tensor in itertools.chain(model.parameters(), model.buffers()):
+                if tensor.is_floating_point():  # variances stay positive
+                    made = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+                    tensor.mul_(0.5).add_(0.5 * made)
+            return model.eval()(*given)
 
     def _step(self, model: nn.Module, training: bool) -> dict[str, Any]:
         """What one forward and backward leave behind, by what it is called in a message."""
@@ -311,6 +328,9 @@ def with_formulas(program: Program, text: str) -> dict:
     torch.manual_seed(0)
     exec(compile(tree, "<solution>", "exec"), namespace)
     namespace["_VOLUME_DEVICES"] = ()  # no operator for whole volumes either
+    namespace["_folded_volumes"] = lambda *given: None
+    chains = [chain_of(fold) for fold in program.folds.values()]
+    namespace["_folded_operator"] = lambda number: _chained(chains[number], False)
     for fused, suffix in kernels_of(program):
         if fused.activation is not None:
             namespace[f"_forward_and_track{suffix}"] = _pooled(namespace[f"_ACTIVATION{suffix}"])

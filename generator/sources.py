@@ -32,12 +32,11 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
-_GATHERED = "TCONV_GATHERS_PIXELS"
+_GATHERED, _SAMPLED = "TCONV_GATHERS_PIXELS", "TCONV_SAMPLES_INPUTS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
-_SAMPLED = "TCONV_SAMPLES_INPUTS"
-_SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
-_SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
-_SEVERAL, _FEW = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS"
+_SHORT, _CLASS_PAIRS, _AHEAD = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES", "TCONV_LOADS_AHEAD"
+_SEVERAL, _FEW, _SKIPPED = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS", "TCONV_SKIPS_TAPS"
+FOLDED_NORM = "TCONV_FOLDED_NORM"  # which libraries of folds.py are compiled with: their numbers
 _NORM_TAILS, _REDUCED = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
@@ -122,6 +121,8 @@ def resolve(
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)
+    if FOLDED_NORM not in replacements.get("generated_epilogue.h", ""):
+        conditions[FOLDED_NORM] = False
     seen: set[Path] = set(given)
 
     def expand(path: Path, included_from: Path | None) -> list[str]:
@@ -201,8 +202,7 @@ def cuda_source(
     forms = (interleaved, paired, joined, split, sampled)
     if few_channels is not None:
         replacements = replacements | {_FEW_CHANNELS: few_channels}
-    last = {"tensors": tensors, "short": short, "few": few_channels is not None}
-    last["reduced"] = reduced
+    last = {"tensors": tensors, "short": short, "few": few_channels is not None, "reduced": reduced}
     return _resolved(paths, replacements, (), volumes, forms, branched, True, **last)
 
 

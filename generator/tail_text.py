@@ -32,7 +32,7 @@ class TailTexts:
         tails = plan.tails if kernels.tails else []
         self._of_first = {tail.conv: tail for tail in tails}
         self._of_last = {tail.nodes[-1]: tail for tail in tails}
-        self.items = _gathered(plan, tails)
+        self.items = gathered(plan.items, [tail.nodes for tail in tails])
         self._open: tuple[Fused, int, list[str]] | None = None
         self._kept: list[str] = []
         self.done = "done"
@@ -62,9 +62,9 @@ class TailTexts:
             self._kept.append(self._text.names[value])
         return not own
 
-    def end(self, item: Any, lines: list[str], result: str | None) -> list[str]:
+    def end(self, item: Any, lines: list[str], result: str | None, within: bool) -> list[str]:
         """Behind it: puts the call in front of a tail's own statements, of which the last one's
-        result has that name. Returns the names that are free again.
+        result has that name. within: a block of a fold. Returns the names that are free again.
         """
         if self._of_last.get(item) is None:
             return []
@@ -72,7 +72,7 @@ class TailTexts:
         targets = f"{self.done}, {result or '_'}"
         call = ", ".join([str(self._numbers[tail.headers]), *arguments])
         head = f"{targets} = _tail({call})\nif not {self.done}:"
-        indent = "    " * len(tail.conv.regions)
+        indent = "    " * (len(tail.conv.regions) + within)
         lines.insert(place, textwrap.indent(head, indent))
         views = [node for node in tail.elementwise if keeps_channels(node, node.args[0])]
         if views and result is not None:
@@ -88,28 +88,31 @@ class TailTexts:
         """
         operand = self._text.argument(tail.conv.args[0])
         vectors = [vector_text(v, f"{operand}.shape[1]", self._text) for v in tail.vectors]
-        layers = [f"({self._layer(n)}, {self._module(n)!r})" for n in tail.elementwise if n.path]
-        core = self._layer(tail.conv) if tail.conv.path else "None"
-        return [operand, core, _tuple(vectors), _tuple(layers)]
-
-    def _layer(self, node: Node) -> str:
-        return attribute_path(self._reference.model, node.path)
-
-    def _module(self, node: Node) -> str:
-        return repr(self._reference.model.get_submodule(node.path))
+        model, first = self._reference.model, tail.conv
+        core = attribute_path(model, first.path) if first.path else "None"
+        layers = layers_text(self._reference, tail.elementwise)
+        return [operand, core, _tuple(vectors), layers]
 
 
-def _gathered(plan: Plan, tails: list[Fused]) -> list:
-    """What stands between a tail's nodes reads none of their results: it comes first."""
-    members = {node: tail for tail in tails for node in tail.nodes}
-    items = []
-    for item in plan.items:
-        tail = members.get(item)
-        if tail is None:
-            items.append(item)
-        elif tail.nodes[-1] is item:
-            items += tail.nodes
-    return items
+def layers_text(reference: Reference, nodes: list[Node]) -> str:
+    """The layers among nodes, each with what it was when it was read."""
+    model = reference.model
+    paths = [node.path for node in nodes if node.path]
+    given = [(attribute_path(model, path), repr(model.get_submodule(path))) for path in paths]
+    return _tuple([f"({layer}, {was!r})" for layer, was in given])
+
+
+def gathered(items: list, groups: list[list]) -> list:
+    """What stands between the items of a group reads none of their results: it comes first."""
+    members = {item: group for group in groups for item in group}
+    found = []
+    for item in items:
+        group = members.get(item)
+        if group is None:
+            found.append(item)
+        elif group[-1] is item:
+            found += group
+    return found
 
 
 def _tuple(texts: list[str]) -> str:

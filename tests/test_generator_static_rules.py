@@ -7,6 +7,7 @@ import builtins
 
 import pytest
 
+from generator.operator_layer import RUNTIME
 from generator.statements import split
 from generator.static_rules import findings, violations
 from tests.solution_tools import PROBLEMS, REFERENCES, generated, load_text
@@ -133,6 +134,18 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
             assert name.startswith("_") or name in reference, name
             if isinstance(statement.node, ast.Assign) and name in reference:
                 assert reference[name] == eval(ast.unparse(statement.node.value), dict(reference))
+
+
+def test_modules_of_the_runtime_share_names_only_where_they_say_the_same():
+    """In a solution the last one holds for all. Not asked: those that stand in for others."""
+    others = "conv", "chained_", "tensors_", "packed_", "generated", "no_norm", "pytorch_gradients"
+    texts: dict[str, set[str]] = {}
+    for path in sorted(RUNTIME.glob("*.py")):
+        if not path.stem.startswith(others):
+            for statement in split(path.read_text()):
+                for name in statement.defines if not statement.is_import else ():
+                    texts.setdefault(name, set()).add(ast.unparse(statement.node))
+    assert [name for name, found in texts.items() if len(found) > 1] == []
 
 
 @pytest.mark.parametrize("path", MANY, ids=lambda path: path.stem)

@@ -15,7 +15,7 @@ from generator.runtime.dispatch import (
 )
 from generator.runtime.generated import BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE
 from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
-from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain
+from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain_layer
 from generator.runtime.library_sources import _whole_library
 
 # Measured on an H200: on fewer values of a channel, or of a tensor, PyTorch's is as fast.
@@ -48,7 +48,7 @@ def _kernels_serve(module, x) -> bool:
     if _as_operator() or _transformed():
         return False
     kind = {3: _nn.BatchNorm1d, 4: _nn.BatchNorm2d, 5: _nn.BatchNorm3d}.get(x.dim())
-    return _is_plain(module, kind) and module.training and _norm_pays(module, x)
+    return _is_plain_layer(module, kind) and module.training and _norm_pays(module, x)
 
 
 def _normalised(module, x, softmax):
@@ -107,7 +107,7 @@ def _differentiated_batch_norm(x, weight, bias, eps, grad, needs) -> list:
 
 def _is_over_rows(softmax, x) -> bool:
     """Is it what the kernels know?"""
-    over_rows = _is_plain(softmax, _nn.Softmax) and softmax.dim in (-1, 3)
+    over_rows = _is_plain_layer(softmax, _nn.Softmax) and softmax.dim in (-1, 3)
     return x.dim() == 4 and over_rows and x.shape[3] in _SOFTMAX_WIDTHS and x.data_ptr() % 16 == 0
 
 

@@ -14,7 +14,7 @@ from generator.runtime.dispatch import (
 )
 from generator.runtime.generated import GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE
 from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
-from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain
+from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain_layer
 from generator.runtime.library_sources import _whole_library
 
 # Measured on an H200 on these many and more, forward and backward, in fp32 and in fp16: PyTorch's
@@ -32,7 +32,7 @@ def _large_group_norm(module, x):
     """module(x), by the kernels where it pays."""
     if _as_operator() or _transformed():
         return module(x)
-    if not (_is_plain(module, _nn.GroupNorm) and _group_norm_pays(module, x)):
+    if not (_is_plain_layer(module, _nn.GroupNorm) and _group_norm_pays(module, x)):
         return module(x)
     given = x, module.weight, module.bias, module.num_groups, module.eps
     return _GroupNorm.apply(*given) if _wants_gradient(*given[:3]) else _group_normalised(*given)

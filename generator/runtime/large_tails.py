@@ -13,7 +13,7 @@ from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradie
 from generator.runtime.generated import _TAILS
 from generator.runtime.large_batch_norm import _counted_batch, _kernels_serve
 from generator.runtime.large_group_norm import _group_norm_pays
-from generator.runtime.large_layers import _is_hopper, _is_plain
+from generator.runtime.large_layers import _is_as_read, _is_hopper, _is_plain_layer
 from generator.runtime.tail_gradients import _has_tail_gradient, _Tail
 from generator.runtime.tail_libraries import _tail_library
 
@@ -55,18 +55,12 @@ def _tail(number: int, x, layer, vectors, step_layers) -> tuple:
     return True, y.squeeze(2) if image else y
 
 
-def _is_as_read(layer, was: str) -> bool:
-    """Is it one of torch.nn still, without hooks, and with the numbers that are compiled in?"""
-    of_torch = type(layer).forward.__module__.startswith(f"{_nn.__name__}.")
-    return of_torch and _is_plain(layer, type(layer)) and repr(layer) == was
-
-
 _NO_TAIL = None, (), ()
 
 
 def _row_norm_call(layer, x) -> tuple:
     """(the operator's name or None, the numbers that it is given, the layer's tensors)"""
-    if not _is_plain(layer, _nn.LayerNorm):
+    if not _is_plain_layer(layer, _nn.LayerNorm):
         return _NO_TAIL
     shape, tensors = tuple(layer.normalized_shape), (layer.weight, layer.bias)
     row = _math.prod(shape)
@@ -81,7 +75,7 @@ def _row_norm_call(layer, x) -> tuple:
 
 def _group_norm_call(layer, x) -> tuple:
     """Likewise; where it pays, as without steps."""
-    if not (_is_plain(layer, _nn.GroupNorm) and _group_norm_pays(layer, x)):
+    if not (_is_plain_layer(layer, _nn.GroupNorm) and _group_norm_pays(layer, x)):
         return _NO_TAIL
     return "group_norm", (layer.num_groups, layer.eps), (layer.weight, layer.bias)
 
@@ -95,7 +89,9 @@ def _batch_norm_call(layer, x) -> tuple:
 
 def _softmax_call(layer, x) -> tuple:
     """Likewise."""
-    if layer is not None and not (_is_plain(layer, _nn.Softmax) and layer.dim in (1, 1 - x.dim())):
+    if layer is not None and not (
+        _is_plain_layer(layer, _nn.Softmax) and layer.dim in (1, 1 - x.dim())
+    ):
         return _NO_TAIL
     plane = x.numel() // (x.shape[0] * x.shape[1])
     if x.shape[1] > _MOST_SOFTMAX_CHANNELS or plane < _LEAST_SOFTMAX_PLANE:
@@ -105,15 +101,15 @@ def _softmax_call(layer, x) -> tuple:
 
 def _plane_softmax_call(layer, x) -> tuple:
     """Likewise."""
-    if layer is not None and not (_is_plain(layer, _nn.Softmax) and layer.dim in (2, -1)):
+    if layer is not None and not (_is_plain_layer(layer, _nn.Softmax) and layer.dim in (2, -1)):
         return _NO_TAIL
     return ("plane_softmax", (), ()) if x.dim() == 3 else _NO_TAIL
 
 
 def _pool_call(layer, x) -> tuple:
     """Likewise."""
-    average = _is_plain(layer, _nn.AvgPool3d if x.dim() == 5 else _nn.AvgPool2d)
-    if not average and not _is_plain(layer, _nn.MaxPool3d if x.dim() == 5 else _nn.MaxPool2d):
+    average = _is_plain_layer(layer, _nn.AvgPool3d if x.dim() == 5 else _nn.AvgPool2d)
+    if not average and not _is_plain_layer(layer, _nn.MaxPool3d if x.dim() == 5 else _nn.MaxPool2d):
         return _NO_TAIL
     window, stride, padding = (
         (value,) * (x.dim() - 2) if isinstance(value, int) else tuple(value)

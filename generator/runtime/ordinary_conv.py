@@ -6,7 +6,7 @@ import torch
 from torch import nn as _nn
 
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
-from generator.runtime.large_layers import _is_hopper, _is_plain
+from generator.runtime.large_layers import _is_hopper, _is_plain_layer
 
 # Of a batch. Measured on an H200: in 16 bits, and with few products, PyTorch's is as fast on less.
 _MANY_PIXELS, _FEW_PIXELS, _MANY_PRODUCTS = 1 << 16, 1 << 12, 1 << 30
@@ -18,7 +18,7 @@ def _ordinary_conv(operator, module, x):
     """
     if _as_operator() or _transformed():  # compilers choose a layout for PyTorch's
         return module(x)
-    if not (_is_plain(module, _nn.Conv2d) and _pays(module, x)):
+    if not (_is_plain_layer(module, _nn.Conv2d) and _pays(module, x)):
         return module(x)
     if _wants_gradient(x, module.weight, module.bias):  # which often leaves fp16's range
         return module(x)

@@ -67,6 +67,9 @@ TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   // An epilogue that keeps a value for later has no registers beside that kernel's accumulators.
   if (shape.twin && shape.n > 64) return false;
 #endif
+#ifdef TCONV_FOLDED_NORM
+  if (shape.twin && shape.n > 64) return false;  // nor has one with BatchNorm's four numbers of a channel
+#endif
   if (shape.wide) return outputs == Outputs::kAlone;
   if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
   if (outputs == Outputs::kPooled) return shape.pools;
