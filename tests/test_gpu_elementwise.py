@@ -29,12 +29,11 @@ __global__ void apply(const float* in, float* out, int count) {
          : kFunction == 2 ? tconv::elementwise::gelu_tanh(v)
          : kFunction == 3 ? tconv::elementwise::mish(v)
          : kFunction == 4 ? tconv::elementwise::silu(v)
-         : kFunction == 5 ? tconv::elementwise::sigmoid(v)
-         : kFunction == 6 ? tconv::elementwise::gelu_erf<__half>(v)
+         : kFunction == 5 ? tconv::elementwise::gelu_erf<__half>(v)
                           : tconv::elementwise::gelu_erf<tconv::cuda::held::Difference<__half>>(v);
 }
 
-TCONV_EXPORT int run(int function, const float* in, float* out, int count) {
+extern "C" int run(int function, const float* in, float* out, int count) {
   const int blocks = (count + 255) / 256;
   if (function == 0) apply<0><<<blocks, 256>>>(in, out, count);
   if (function == 1) apply<1><<<blocks, 256>>>(in, out, count);
@@ -43,7 +42,6 @@ TCONV_EXPORT int run(int function, const float* in, float* out, int count) {
   if (function == 4) apply<4><<<blocks, 256>>>(in, out, count);
   if (function == 5) apply<5><<<blocks, 256>>>(in, out, count);
   if (function == 6) apply<6><<<blocks, 256>>>(in, out, count);
-  if (function == 7) apply<7><<<blocks, 256>>>(in, out, count);
   return static_cast<int>(cudaGetLastError());
 }
 """
@@ -53,7 +51,6 @@ FUNCTIONS = {
     "gelu as tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     "mish": torch.nn.functional.mish,
     "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
 }
 COARSE = "gelu for 16 bits"  # ours where results are stored so
 HELD = "gelu for differences in 16 bits"  # where they are held until they are normalised
@@ -67,7 +64,7 @@ def exact(name: str, x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * torch.special.erfc(-x / 2**0.5)
     if name == "gelu as tanh":
         return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
-    if name in ("silu", "sigmoid"):
+    if name == "silu":
         return FUNCTIONS[name](x)
     if name == "mish":
         return x * torch.tanh(torch.nn.functional.softplus(x))
@@ -198,7 +195,10 @@ def test_every_operator(every_case, case):
     assert torch.equal(ours.isnan(), pytorch.isnan())
     assert torch.equal(ours.isinf(), pytorch.isinf())
     wide = every_case(case, x.double())
-    wanted = case.function(x.double(), torch.tensor(OPERAND, dtype=torch.float64, device="cuda"))
+    # On a GPU PyTorch multiplies hardsigmoid's and hardswish's by a sixth that it has in fp32.
+    at = "cpu" if case.name.startswith("hards") else "cuda"
+    of = torch.tensor(OPERAND, dtype=torch.float64, device=at)
+    wanted = case.function(x.double().to(at), of).cuda()
     good = (wide - wanted).abs() <= 8 * 2.0**-52 * wanted.abs() + 1e-300
     good |= (wide == wanted) | (wide.isnan() & wanted.isnan())
     assert good.all(), (x[~good][0], wide[~good][0], wanted[~good][0])

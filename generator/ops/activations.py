@@ -54,15 +54,8 @@ def _tanh() -> Step:
 
 def _sigmoid() -> Step:
     gradient = "grad = grad * ((Acc(1) - after) * after);"
-    return Step(
-        "sigmoid",
-        "v = elementwise::sigmoid(v);",
-        "_Sigmoid()",
-        gradient,
-        monotone=True,
-        header="elementwise/sigmoid.h",
-        keeps_result=True,
-    )
+    device = "v = elementwise::sigmoid(v);"
+    return Step("sigmoid", device, "_Sigmoid()", gradient, monotone=True, keeps_result=True)
 
 
 def _leaky_relu(negative_slope: float = 0.01) -> Step:

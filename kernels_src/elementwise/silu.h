@@ -1,7 +1,9 @@
 #pragma once
 
 #include "inner_math.h"
-#include "sigmoid.h"
+#if defined(__CUDACC__)
+#include "../cuda/branch_free_quotient.cuh"
+#endif
 
 namespace tconv {
 namespace elementwise {
@@ -10,7 +12,7 @@ namespace elementwise {
 template <typename T>
 TCONV_HD T silu(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * sigmoid(v);
+  if constexpr (std::is_same<T, float>::value) return cuda::quotient(v, 1.0f + expf(-v));
 #endif
   return T(v / (1 + math::inner_exp<T>(-v)));
 }
@@ -18,8 +20,8 @@ TCONV_HD T silu(T v) {
 #if defined(__CUDA_ARCH__)
 // As the template in slopes.h, whose sigmoid has a branch.
 TCONV_HD float silu_slope(float v) {
-  const float share = sigmoid(v);
-  return share * fmaf(v, 1.0f - share, 1.0f);
+  const float share = cuda::quotient(1.0f, 1.0f + expf(-v));
+  return share * (1.0f + v * (1.0f - share));
 }
 #endif
 
