@@ -28,16 +28,16 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # and, where the kernel is no multiple of the stride, present_taps.h; for those that sum over many
 # channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for few
 # channels of volumes conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails
-# norm_tail.cuh; for minima and maxima over channels channel_extremum.cuh.
+# norm_tail.cuh; for minima and maxima channel_extremum.cuh; group_norm_gradient_apply.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED, _SAMPLED = "TCONV_GATHERS_PIXELS", "TCONV_SAMPLES_INPUTS"
-_BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
+_BRANCHED, _CHAINED, _QUADS = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS", "TCONV_JOINS_QUADS"
 _SHORT, _CLASS_PAIRS, _AHEAD = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES", "TCONV_LOADS_AHEAD"
 _SEVERAL, _FEW, _SKIPPED = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS", "TCONV_SKIPS_TAPS"
 FOLDED_NORM = "TCONV_FOLDED_NORM"  # which libraries of folds.py are compiled with: their numbers
-_NORM_TAILS, _REDUCED = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS"
+_NORM_TAILS, _REDUCED, _WIDE = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS", "TCONV_WIDE_SUMS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
 _OF_ANY_TENSOR = tuple(
@@ -45,7 +45,6 @@ _OF_ANY_TENSOR = tuple(
 )
 _FEW_CHANNELS = "generated_few_channels.h"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
-_QUADS = "TCONV_JOINS_QUADS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
 _LEFT_OUT = ("TCONV_WITHOUT_FP32", "TCONV_WITHOUT_FP16", "TCONV_WITHOUT_BF16", "TCONV_HOPPER_PART")
@@ -117,6 +116,7 @@ def resolve(
         _FEW: few,
         _NORM_TAILS: norm_tails,
         _REDUCED: reduced,
+        _WIDE: volumes and entry.name == "entry_group_norm_gradient.cu",
         _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
     }
     if not in_parts:

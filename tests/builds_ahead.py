@@ -56,6 +56,7 @@ SLICED_GRADIENTS = Path("sliced_gradients")
 # VOLUME_GRADIENTS with the chains of NORM_GRADIENTS, packed a few small volumes at a time.
 VOLUME_CHAIN_GRADIENTS = Path("volume_chain_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
+VOLUME_NORM_GRADIENTS = Path("volume_norm_gradients")  # NORM_GRADIENTS with three dimensions
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
 FEW_CHANNELS_ALONE = Path("few_channels_alone")  # the kernel of FEW_CHANNELS without the others
@@ -72,6 +73,7 @@ EXTREMA_BEHIND = Path("extrema_behind")
 EMULATED_GRADIENTS = {
     "emulated_gradients": GRADIENTS,
     "emulated_norm_gradients": NORM_GRADIENTS,
+    "emulated_volume_norm_gradients": VOLUME_NORM_GRADIENTS,
     "emulated_pool_gradients": POOL_GRADIENTS,
     "emulated_batch_norm": BATCH_NORM,
     "emulated_group_norm": GROUP_NORM,
@@ -89,7 +91,7 @@ OPTIMISED = dict.fromkeys(
     (
         *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS, EXTREMA),
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
-        *(MANY_CHANNELS_GRADIENTS, VOLUME_CHAIN_GRADIENTS),
+        *(MANY_CHANNELS_GRADIENTS, VOLUME_CHAIN_GRADIENTS, VOLUME_NORM_GRADIENTS),
     ),
     "-O1",
 )
@@ -130,6 +132,8 @@ def cuda_source_of(path: Path) -> str:
         return f"{text}auto* const launch = tconv::cuda::launch_join;\n"
     if path == FEW_CHANNELS_ALONE:
         return _few_channels_alone()
+    if path == VOLUME_NORM_GRADIENTS:
+        return gradient_cuda_source("group_norm_gradient", volumes=True, chains=chains_header())
     if path == RESIDUAL_GRADIENTS:
         chains = gradient_header([_fused(RESIDUAL).steps], tensors=True)
         return gradient_cuda_source("group_norm_gradient", chains=chains, tensors=True)

@@ -30,6 +30,7 @@ from tests.builds_ahead import (
     TAILS,
     VOLUME_CHAIN_GRADIENTS,
     VOLUME_GRADIENTS,
+    VOLUME_NORM_GRADIENTS,
     VOLUME_ONLY,
     BuildsAhead,
 )
@@ -252,6 +253,13 @@ def emulated_residual(shelf, builds_ahead):
 def emulated_joined(shelf, builds_ahead):
     """One whose chain reads one such tensor, behind strides of two, likewise."""
     return emulator.Emulated(shelf.text(JOINED), builds_ahead.emulated[JOINED].result())
+
+
+@pytest.fixture(scope="session")
+def emulated_volume_norm_gradients(builds_ahead):
+    """The library of GroupNorm's gradients of solutions with volumes, likewise."""
+    built = builds_ahead.gradients[VOLUME_NORM_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, "group_norm_gradient", volumes=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ import torch
 
 from generator.runtime import volume_gradients
 from generator.runtime.step_gradients import _Add, _Channel, _Multiply
+from tests.emulated_tools import needs_cuda_headers
+from tests.norm_gradient_tools import CASES, CHAINS, check_norm, norm_case
 
 
 @pytest.fixture
@@ -48,3 +50,37 @@ def test_operands_that_are_added(asked):
 def test_nobody_asks_for_their_gradients(asked):
     grads = found((_Add(_Channel(0), 1, 1), _Multiply(2.0)), (False,))
     assert asked == [] and torch.equal(grads[2], torch.full((3,), 2.0 * 2 * 60))
+
+
+@needs_cuda_headers
+def test_sums_that_cancel(emulated_volume_norm_gradients):
+    """A part of a plane has one rounding, however many values it has."""
+    part, generator = 16384, torch.Generator().manual_seed(5)
+    first = torch.randn(2, 2 * part, generator=generator)
+    second = -first[:, torch.randperm(2 * part, generator=generator)]
+    grad = torch.stack([first, second]).view(2, 2, 2, part)
+    needs = False, False, True
+    with emulated_volume_norm_gradients.on(detect_races=True):
+        passed, _, _, sums, _ = emulated_volume_norm_gradients.backward(
+            *(grad, torch.ones_like(grad), None, 0, 1e-5, *[None] * 4, *needs, False, 0)
+        )
+        assert emulated_volume_norm_gradients.races() == []
+    assert torch.equal(passed, grad)
+    parts = grad.double().sum(3)
+    bound = 2.0**-24 * parts.abs().sum((0, 2)) + 1e-9
+    assert bool(((sums.double() - parts.sum((0, 2))).abs() <= bound).all()), (sums, bound)
+
+
+@needs_cuda_headers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("chain", range(len(CHAINS)))
+def test_gradients_through_group_norm(emulated_volume_norm_gradients, chain, dtype):
+    """By the same kernels, which sum a chain's operands' gradients, too."""
+    allowed = {torch.float32: 4e-6, torch.float64: 2e-13, torch.float16: 2e-3}[dtype]
+    grad, value, weight = norm_case(CASES[3], dtype)
+    with emulated_volume_norm_gradients.on(detect_races=True):
+        check_norm(
+            *(emulated_volume_norm_gradients.backward, CASES[3], grad, value, weight, allowed),
+            chain=chain,
+        )
+        assert emulated_volume_norm_gradients.races() == []

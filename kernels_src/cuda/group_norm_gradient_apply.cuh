@@ -32,7 +32,13 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
   constexpr int kSums = 1 + Args::Inner::kSums;
   constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
+#ifdef TCONV_WIDE_SUMS
+  // Chains of volumes: a channel has millions of values, and the sum of what comes from a norm behind them is 0.
+  using Sum = double;
+  __shared__ Sum of_warps[kSums][Config::kThreads / 32];
+#else
   __shared__ Acc of_warps[kSums][Config::kThreads / 32];
+#endif
 #ifdef TCONV_GRADIENT_CHAINS
   await_previous_kernels();
   if (!args.wanted()) return;
@@ -50,7 +56,11 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 #ifdef TCONV_NORM_TAILS
     const auto behind = args.inner.behind(part.plane, part.channel);
 #endif
+#ifdef TCONV_WIDE_SUMS
+    Sum sums[kSums] = {};
+#else
     Acc sums[kSums] = {};
+#endif
     const auto gradient = [&](Storage value, Storage grad) {
       const Acc v = static_cast<Acc>(value);
       const auto outer = [&](Acc inner_value) {
@@ -61,8 +71,15 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 #endif
         return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
       };
+#ifdef TCONV_WIDE_SUMS
+      Acc of_value[kSums] = {};
+      const Acc result = of_value[0] = inner.template gradient<Storage>(v, outer, of_value + 1);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += of_value[i];
+#else
       const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
       sums[0] += result;
+#endif
       return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;

@@ -107,13 +107,16 @@ def build_source(source: str, folder: Path, optimise: str = "-O2", exports: bool
     return target
 
 
-def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") -> Path:
+def _link(
+    kernels: Path, operator: str, flags: list[str], call: str = "call.h", volumes: bool = False
+) -> Path:
     """Compile the operator's source and link it with the emulated kernels; a shared library.
 
-    call: the header of its argument block, which the CPU half would have brought.
+    call: the header of its argument block, which the CPU half would have brought; volumes: it is of
+    solutions with three dimensions, also where the operator does not tell.
     """
     source = kernels.with_name("operator.cpp")
-    contents = {"volumes": "run_depth" in operator}
+    contents = {"volumes": volumes or "run_depth" in operator}
     contents["chained"] = "struct ChainInputs" in operator or "DepthChainInputs" in operator
     contents |= {"tensors": "kTensorOperands" in operator, "reduced": "run_extremum" in operator}
     contents |= {"chain_tensors": "struct TensorGradients" in operator}
@@ -202,7 +205,7 @@ class EmulatedGradients(EmulatedLibrary):
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
         operator = gradient_operator(entry, volumes, chained, tensors)
-        path = _link(kernels, operator, flags, header)
+        path = _link(kernels, operator, flags, header, volumes)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
         self.namespace = getattr(torch.ops, name)
