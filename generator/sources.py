@@ -27,8 +27,8 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # gradients, chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh
 # and, where the kernel is no multiple of the stride, present_taps.h; for those that sum over many
 # channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for few
-# channels of volumes conv_transpose_direct_launch.cuh; for GroupNorm and BatchNorm among tails
-# norm_tail.cuh; for minima and maxima channel_extremum.cuh; group_norm_gradient_apply.cuh.
+# channels of volumes conv_transpose_direct_launch.cuh; for norms among tails norm_tail.cuh; for
+# extrema over channels channel_extremum.cuh; for volumes' chains group_norm_gradient_apply.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined

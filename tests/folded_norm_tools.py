@@ -2,8 +2,14 @@
 its solutions are asked to do with them.
 """
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 from torch import nn
+
+from tests.solution_tools import environment, generated, load_text
 
 REFERENCE = """
 import torch
@@ -59,6 +65,16 @@ def inputs(batch: int = 2, channels: int = 6, sizes=((9,), (5, 7), (3, 4, 5)), s
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, channels, *size) for size in sizes]
     return [torch.randn(shape, generator=generator).bfloat16().float() for shape in shapes]
+
+
+@contextlib.contextmanager
+def built_in(folder: Path) -> Iterator[tuple[dict, dict, list[bool]]]:
+    """The reference, its solution, whose libraries are built there, and what `watched` gives."""
+    path = folder / "folded.py"
+    path.write_text(REFERENCE)
+    with environment(TORCH_EXTENSIONS_DIR=folder):
+        solution = load_text(generated(path))
+        yield load_text(REFERENCE), solution, watched(solution)
 
 
 def watched(solution: dict) -> list[bool]:

@@ -8,8 +8,7 @@ import random
 import pytest
 import torch
 
-from tests.folded_norm_tools import REFERENCE, inputs, trained, watched
-from tests.solution_tools import environment, generated, load_text
+from tests.folded_norm_tools import built_in, inputs, trained
 
 # The largest relative error of a result that is rounded once, and what sums may add.
 ROUNDED = {
@@ -23,12 +22,8 @@ ROUNDED = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """(the reference, the solution, by which calls of it a fold's kernel ran)"""
-    folder = tmp_path_factory.mktemp("folded")
-    path = folder / "folded.py"
-    path.write_text(REFERENCE)
-    with environment(TORCH_EXTENSIONS_DIR=folder):
-        solution = load_text(generated(path))
-        yield load_text(REFERENCE), solution, watched(solution)
+    with built_in(tmp_path_factory.mktemp("folded")) as made:
+        yield made
 
 
 def pair(built, **options):

@@ -5,9 +5,8 @@ import copy
 import pytest
 import torch
 
-from tests.folded_norm_tools import REFERENCE, inputs, trained, watched
+from tests.folded_norm_tools import built_in, inputs, trained
 from tests.gpu_tools import tf32
-from tests.solution_tools import environment, generated, load_text
 
 pytestmark = pytest.mark.gpu
 
@@ -28,12 +27,8 @@ LAYERS = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("folded")
-    path = folder / "folded.py"
-    path.write_text(REFERENCE)
-    with environment(TORCH_EXTENSIONS_DIR=folder):
-        solution = load_text(generated(path))
-        yield load_text(REFERENCE), solution, watched(solution)
+    with built_in(tmp_path_factory.mktemp("folded")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("layer", LAYERS)
