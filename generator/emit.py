@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from generator import static_rules
+from generator import build_text, static_rules
 from generator.calls import Modules, modules_of
 from generator.checks import Checks, at_call, at_construction, constants_text, same_modes
 from generator.docstring import docstring, slug
@@ -73,6 +73,7 @@ def _solution_text(
     late = constants_text(made)
     written = "\n".join([*constants.values(), *late.values(), forward, checked])
     own = runtime_statements(kernels, f"{written}\n{_CHECKED if checked else ''}")
+    builds = build_text.build_text(own, len(kernels.folds))
     if kernels.all:
         constants["_DIGEST"] = repr(_digest(own, constants | late))
     theirs = solution_statements(reference, signature(reference), forward, without_forwards)
@@ -86,7 +87,7 @@ def _solution_text(
             *(f"{name} = {value}" for name, value in late.items()),
             _join([statement for statement in theirs if not statement.is_import]),
             *(["", "", checked, "", "", _CHECKED] if checked else []),
-            "",
+            *(["", "", builds] if builds else [""]),
         ]
     )
 
@@ -222,6 +223,7 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_COMPILED_NAMES",
         "_SIZES",
         "_require_compiled_in",
+        build_text.NAME,
     }
     for statement in split(reference.source, reference.tree):
         shared = statement.defines & ours

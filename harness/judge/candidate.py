@@ -166,6 +166,10 @@ class Candidate(CandidateProcess):
         self.aliases = {name: first for name, first in pairs if {name, first} <= set(state)}
         return state
 
+    def build(self, backward: bool, eval_mode: bool) -> None:
+        """Compile what the solution, loaded, compiles only when it is called, if it tells how."""
+        self.request("build", "building", backward=backward, eval_mode=eval_mode)
+
     def name_weights(self, names: dict[str, str], parameters: list[str]) -> None:
         """From now on states have the reference's names: `names` has them by the solution's.
 

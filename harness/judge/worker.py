@@ -99,6 +99,13 @@ class Worker(CallsAgain):
                 "changed_random_states": [],  # a constructor draws its weights
             }
 
+    def build(self, backward: bool, eval_mode: bool) -> dict:
+        """Call the solution's build_libraries, if it has one."""
+        with blamed("import_error"):
+            build = getattr(sys.modules["solution"], "build_libraries", lambda **_: None)
+            build(backward=backward, eval_mode=eval_mode)
+        return {}
+
     def weights(self, state: list) -> dict:
         """Copy the given state, strictly, into the model, which lives on the device afterwards."""
         self._copy_state(self.model, state)

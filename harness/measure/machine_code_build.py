@@ -26,7 +26,7 @@ _HOST_FLAGS = ("-cudart", "none")
 # What only CUDA calls: the libraries beside the forward's, and who loads them.
 _OF_LIBRARIES = re.compile(
     r"\b_?(?:NORM_|POOL_)?GRADIENT_(?:CUDA|OPERATOR|NAMESPACE)|\b_(?:NORM|POOL)_GRADIENTS\b"
-    r"|\b_(?:with_shared_lines|whole_library|load_operators)\b"
+    r"|\b_(?:with_shared_lines|whole_library|load_operators)\b|\bdef build_libraries\b"
 )
 
 

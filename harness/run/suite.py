@@ -120,6 +120,7 @@ class Suite:
         given = {"--reference": item.problem.reference, "--solution": item.solution}
         words = [str(word) for key, path in given.items() for word in (key, path.resolve())]
         words += ["--build-dir", str(folder), "--timeout", str(self.plan.timeout)]
+        words += [f"--{name}" for name in ("backward", "eval") if self.plan.settings.get(name)]
         begin = time.monotonic()
         status, _ = self._processes.run([*BUILD_AHEAD, *words], self.plan.build_environment, ROOT)
         # One that cannot be constructed without a GPU fails here, too, when it has been built. A

@@ -12895,3 +12895,13 @@ def _require_compiled_in(self) -> None:
 
 
 _checked_at_construction(ModelNew, _require_compiled_in)
+
+
+def build_libraries(backward: bool = True, eval_mode: bool = True) -> None:
+    """Compiles now what the file else compiles when first called: what forward calls, with
+    `backward` what gradients do, with `eval_mode` what only eval mode does. Without nvcc: nothing.
+    """
+    if not _can_build_cuda():
+        return
+    if backward:
+        _gradient_library()
