@@ -51,15 +51,15 @@ tensors, a library of its own, too (BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_
 gradients, built when first called; where no gradient is wanted it takes along a softmax over an
 image's rows that alone reads the norm."""
 _GROUP_NORM = """\
-GroupNorm that no kernel of the convolution takes along is on Hopper, of large tensors, a library of
-its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its gradients, built when
-first called."""
+GroupNorm or InstanceNorm that no kernel of the convolution takes along is on Hopper, of large
+tensors, a library of its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its
+gradients, built when first called."""
 _TAILS = """\
-LayerNorm over rows, softmax over channels, pools whose windows stand side by side, GroupNorm and
-BatchNorm (in training mode) where steps follow are, each with the element-wise steps behind it, on
-Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE),
-and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE, TAIL_GRADIENT_OPERATOR_SOURCE), each built
-when first called."""
+LayerNorm over rows, softmax over channels, pools whose windows stand side by side, GroupNorm,
+InstanceNorm and BatchNorm (in training mode) where steps follow are, each with the element-wise
+steps behind it, on Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE,
+TAIL_OPERATOR_SOURCE), and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE,
+TAIL_GRADIENT_OPERATOR_SOURCE), each built when first called."""
 _FOLDED = """\
 In eval mode, where no gradient is wanted, BatchNorm that alone reads a convolution is with the
 steps behind it a part of the convolution's kernel. Each such chain is a library of its own, of the

@@ -19,8 +19,9 @@ def is_batch_norm(reference: Reference, node: Node) -> bool:
 
 
 def is_group_norm(reference: Reference, node: Node) -> bool:
-    """Is it an nn.GroupNorm that generator/runtime/large_group_norm.py may serve?"""
-    return _is_layer(reference, node, nn.GroupNorm)
+    """Is it a GroupNorm or InstanceNorm that generator/runtime/large_group_norm.py may serve?"""
+    kinds = nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+    return any(_is_layer(reference, node, kind) for kind in kinds)
 
 
 def is_softmax(reference: Reference, node: Node) -> bool:

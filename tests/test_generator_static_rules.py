@@ -123,6 +123,7 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
     """One namespace: what the reference defines keeps its value; all else has a name of our own."""
     reference = load_text(path.read_text())
     shared = {"ModelNew", "CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE", "torch", "nn"}
+    shared |= {"build_libraries"}
     shared |= {
         f"{p}_{of}_SOURCE"
         for p in ("GRADIENT", "NORM_GRADIENT", "POOL_GRADIENT", "BATCH_NORM", "GROUP_NORM")

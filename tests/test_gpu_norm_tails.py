@@ -1,5 +1,5 @@
-"""GroupNorm and BatchNorm with steps behind them by kernels of ours on a Hopper GPU: each beside
-PyTorch's in float64, and in training steps of models.
+"""GroupNorm, InstanceNorm and BatchNorm with steps behind them by kernels of ours on a Hopper GPU:
+each beside PyTorch's in float64, and in training steps of models.
 """
 
 import pytest
@@ -73,6 +73,7 @@ def test_two_runs_give_the_same_bits(shelf, case):
     [
         (GROUPED, [(2, 16, 16, 62, 31), (2, 8, 32, 64, 63)], "_MANY_NORMED"),
         (VOLUME_ONLY, [(8, 4, 32, 64, 64)], "_MANY_VALUES"),
+        ("instance_normed", [(2, 8, 300, 301)], "_MANY_NORMED"),
     ],
 )
 def test_a_training_step_calls_them(shelf, name, shapes, least, monkeypatch):

@@ -1,6 +1,9 @@
-"""nn.GroupNorm by kernels of ours: what they are called with, and when PyTorch runs it."""
+"""nn.GroupNorm and nn.InstanceNorm by kernels of ours: what they are called with, and when PyTorch
+runs them.
+"""
 
 import copy
+import functools
 import re
 import types
 
@@ -54,9 +57,10 @@ def pays(monkeypatch):
 
 @pytest.mark.parametrize("frozen", [(), ("x",), ("weight",), ("bias", "x"), ("weight", "bias")])
 @pytest.mark.parametrize("affine", [True, False])
-def test_as_the_module(library, pays, affine, frozen):
+@pytest.mark.parametrize("kind", [functools.partial(nn.GroupNorm, 3), nn.InstanceNorm3d])
+def test_as_the_module(library, pays, kind, affine, frozen):
     torch.manual_seed(0)
-    ours = nn.GroupNorm(3, 6, eps=0.1, affine=affine)
+    ours = kind(6, eps=0.1, affine=affine)
     if affine:
         nn.init.normal_(ours.weight), nn.init.normal_(ours.bias)
     x = torch.randn(_SHAPE)
@@ -66,7 +70,9 @@ def test_as_the_module(library, pays, affine, frozen):
             tensor.requires_grad_(name not in frozen)
     wanted = [t for t in tensors.values() if t is not None and t.requires_grad]
     theirs, found = ours(x), large_group_norm._large_group_norm(ours, x)
-    assert torch.equal(found, theirs) and found.requires_grad == bool(wanted)
+    # PyTorch runs InstanceNorm another way.
+    same = torch.equal if isinstance(ours, nn.GroupNorm) else torch.allclose
+    assert same(found, theirs) and found.requires_grad == bool(wanted)
     grad = torch.randn(_SHAPE)
     if wanted:
         pairs = (torch.autograd.grad(y, wanted, grad) for y in (found, theirs))
@@ -74,7 +80,7 @@ def test_as_the_module(library, pays, affine, frozen):
             torch.testing.assert_close(a, b)
     assert library.calls == 1 and library.gradients == bool(wanted)
     with torch.no_grad():
-        assert torch.equal(large_group_norm._large_group_norm(ours, x), theirs)
+        assert same(large_group_norm._large_group_norm(ours, x), theirs)
     assert library.calls == 2
 
 
@@ -111,7 +117,11 @@ class Doubled(nn.GroupNorm):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize("make", [hooked, lambda: Doubled(3, 6), nn.Identity])
+def of_statistics() -> nn.Module:
+    return nn.InstanceNorm3d(6, track_running_stats=True)
+
+
+@pytest.mark.parametrize("make", [hooked, lambda: Doubled(3, 6), nn.Identity, of_statistics])
 def test_other_modules_are_called(library, pays, make):
     module, x = make(), torch.randn(_SHAPE)
     torch.testing.assert_close(large_group_norm._large_group_norm(module, x), module(x))
@@ -145,6 +155,9 @@ def test_what_pays(monkeypatch):
     assert asked(nn.GroupNorm(8, 64)) and asked(nn.GroupNorm(8, 64, affine=False))
     assert asked(nn.GroupNorm(8, 64, dtype=torch.float16), dtype=torch.float16)
     assert asked(nn.GroupNorm(8, 64), (8, 64, 256, 256))
+    assert asked(nn.InstanceNorm3d(64)) and asked(nn.InstanceNorm2d(64), (8, 64, 256, 256))
+    assert not asked(nn.InstanceNorm2d(64))  # whose error is PyTorch's, as
+    assert not asked(nn.InstanceNorm2d(64), (1 << 10, 1 << 10, 1, 1))
     assert not asked(nn.GroupNorm(9, 63))  # whose error is PyTorch's
     assert not asked(nn.GroupNorm(8, 64), (1, 64, 4, 32, 32))  # few values
     assert not asked(nn.GroupNorm(8, 64), dtype=torch.float16)

@@ -1,5 +1,5 @@
-"""GroupNorm and BatchNorm with steps behind them: what a solution asks for, what the kernels are
-called with, and PyTorch's operators where they are not.
+"""GroupNorm, InstanceNorm and BatchNorm with steps behind them: what a solution asks for, what the
+kernels are called with, and PyTorch's operators where they are not.
 """
 
 import copy
@@ -85,6 +85,9 @@ LAYERS = [
     (GROUPS, drawn(nn.GroupNorm(2, 4, eps=0.1)), (2, 4, 3, 5)),
     (GROUPS, drawn(nn.GroupNorm(1, 4, affine=False)), (2, 4, 3, 2, 5)),
     (GROUPS, drawn(nn.GroupNorm(4, 4)), (2, 4, 7)),
+    (GROUPS, drawn(nn.InstanceNorm2d(4, eps=0.1, affine=True)), (2, 4, 3, 5)),
+    (GROUPS, nn.InstanceNorm3d(4).eval(), (2, 4, 3, 2, 5)),
+    (GROUPS, nn.InstanceNorm1d(4), (2, 4, 7)),
     (BATCH, drawn(nn.BatchNorm2d(4, eps=0.1)), (2, 4, 3, 5)),
     (BATCH, drawn(nn.BatchNorm3d(4, momentum=None)), (2, 4, 3, 2, 5)),
     (BATCH, drawn(nn.BatchNorm1d(4, affine=False, momentum=0.5)), (2, 4, 7)),
@@ -168,6 +171,11 @@ def hooked(layer):
     return layer
 
 
+def with_statistics(layer):
+    layer.running_mean, layer.running_var = torch.zeros(4), torch.ones(4)
+    return layer
+
+
 class Doubled(nn.BatchNorm2d):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -178,6 +186,12 @@ class Doubled(nn.BatchNorm2d):
     [
         (GROUPS, hooked(nn.GroupNorm(2, 4))),
         (GROUPS, nn.BatchNorm2d(4)),
+        (GROUPS, hooked(nn.InstanceNorm2d(4))),
+        (GROUPS, nn.InstanceNorm2d(4, track_running_stats=True)),
+        (GROUPS, nn.InstanceNorm2d(4, track_running_stats=True).eval()),
+        (GROUPS, with_statistics(nn.InstanceNorm2d(4))),
+        (GROUPS, nn.InstanceNorm2d(5)),  # of which PyTorch warns
+        (GROUPS, nn.InstanceNorm1d(4)),  # whose error is PyTorch's
         (BATCH, hooked(nn.BatchNorm2d(4))),
         (BATCH, nn.BatchNorm2d(4).eval()),
         (BATCH, nn.BatchNorm3d(4)),  # whose error is PyTorch's
@@ -190,6 +204,13 @@ def test_other_layers_are_pytorchs(library, number, layer):
     x, before = value(2, 4, 3, 5), copy.deepcopy(layer.state_dict())
     assert large_tails._tail(number, x, layer, (), ()) == (False, x)
     assert all(map(torch.equal, before.values(), layer.state_dict().values()))
+
+
+def test_one_position_of_an_instance_is_pytorchs_error(library):
+    layer, x = nn.InstanceNorm2d(4), value(2, 4, 1, 1)
+    assert large_tails._tail(GROUPS, x, layer, (), ()) == (False, x)
+    with pytest.raises(ValueError, match="more than 1 spatial element"):
+        layer(x)
 
 
 @pytest.mark.parametrize("number", [GROUPS, BATCH])
@@ -253,7 +274,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-NORMS = ["nn.GroupNorm(2, 4)", "nn.BatchNorm3d(4)"]
+NORMS = ["nn.GroupNorm(2, 4)", "nn.BatchNorm3d(4)", "nn.InstanceNorm3d(4, affine=True)"]
 
 
 BEHIND = [
@@ -278,7 +299,7 @@ def test_what_is_a_tail(tmp_path, case):
     norm, behind, steps = case
     path = written(tmp_path, norm, behind)
     program = program_of(path)
-    entry, name = ("kGroupNorm", "group") if "Group" in norm else ("kBatchNorm", "batch")
+    entry, name = ("kBatchNorm", "batch") if "Batch" in norm else ("kGroupNorm", "group")
     assert [(t.entry, len(t.steps), t.vectors) for t in program.training.tails] == (
         [(entry, steps, [])] if steps else []
     )
@@ -288,7 +309,7 @@ def test_what_is_a_tail(tmp_path, case):
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_solution_asks_for_it(tmp_path, norm):
     path = written(tmp_path, norm, "return self.act(y) * 2")
-    name = "group" if "Group" in norm else "batch"
+    name = "batch" if "Batch" in norm else "group"
     text = generated(path)
     act = r"\(\(self\.act, 'LeakyReLU\(negative_slope=0\.2\)'\),\)"
     assert re.search(rf"done, \w+ = _tail\(0, \w+, self\.norm, \(\), {act}\)", text)

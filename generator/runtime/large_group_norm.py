@@ -1,6 +1,9 @@
-"""nn.GroupNorm that no kernel of the convolution takes along, and its gradients, by a library of
-kernels that is built when first called: where those are faster than PyTorch's.
+"""nn.GroupNorm and nn.InstanceNorm that no kernel of the convolution takes along, and their
+gradients, by a library of kernels that is built when first called: where those are faster than
+PyTorch's.
 """
+
+import math as _math
 
 import torch
 from torch import nn as _nn
@@ -17,6 +20,8 @@ from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
 from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain_layer
 from generator.runtime.library_sources import _whole_library
 
+# By the dimensions of what they take with samples.
+_INSTANCE_NORMS = {3: _nn.InstanceNorm1d, 4: _nn.InstanceNorm2d, 5: _nn.InstanceNorm3d}
 # Measured on an H200 on these many and more, forward and backward, in fp32 and in fp16: PyTorch's
 # forward has a block for each group of a sample.
 _MANY_NORMED, _MOST_NORMED = 1 << 20, 1 << 31
@@ -32,10 +37,24 @@ def _large_group_norm(module, x):
     """module(x), by the kernels where it pays."""
     if _as_operator() or _transformed():
         return module(x)
-    if not (_is_plain_layer(module, _nn.GroupNorm) and _group_norm_pays(module, x)):
+    num_groups = _num_groups(module, x)
+    if not (num_groups and _group_norm_pays(module, x)):
         return module(x)
-    given = x, module.weight, module.bias, module.num_groups, module.eps
+    given = x, module.weight, module.bias, num_groups, module.eps
     return _GroupNorm.apply(*given) if _wants_gradient(*given[:3]) else _group_normalised(*given)
+
+
+def _num_groups(module, x) -> int:
+    """Of the GroupNorm that module(x) is, or 0. InstanceNorm without running statistics is one of a
+    group for each channel; of one position its error is PyTorch's.
+    """
+    if _is_plain_layer(module, _nn.GroupNorm):
+        return module.num_groups if x.shape[1] == module.num_channels else 0
+    if not _is_plain_layer(module, _INSTANCE_NORMS.get(x.dim())):
+        return 0
+    of_sample = not module.track_running_stats and module.running_mean is None
+    fits = x.shape[1] == module.num_features and _math.prod(x.shape[2:]) > 1
+    return x.shape[1] if of_sample and fits else 0
 
 
 def _group_normalised(x, weight, bias, num_groups: int, eps: float):
@@ -101,7 +120,7 @@ def _group_norm_pays(module, x) -> bool:
         x.is_cuda
         and x.dim() > 2
         and _MANY_NORMED <= x.numel() < _MOST_NORMED
-        and x.shape[1] == module.num_channels
+        and _num_groups(module, x) > 0
         and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and (x.dtype == torch.float32 or not torch.is_autocast_enabled(x.device.type))
         and x.is_contiguous()

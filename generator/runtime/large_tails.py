@@ -12,7 +12,7 @@ from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
 from generator.runtime.generated import _TAILS
 from generator.runtime.large_batch_norm import _counted_batch, _kernels_serve
-from generator.runtime.large_group_norm import _group_norm_pays
+from generator.runtime.large_group_norm import _group_norm_pays, _num_groups
 from generator.runtime.large_layers import _is_as_read, _is_hopper, _is_plain_layer
 from generator.runtime.tail_gradients import _has_tail_gradient, _Tail
 from generator.runtime.tail_libraries import _tail_library
@@ -75,9 +75,10 @@ def _row_norm_call(layer, x) -> tuple:
 
 def _group_norm_call(layer, x) -> tuple:
     """Likewise; where it pays, as without steps."""
-    if not (_is_plain_layer(layer, _nn.GroupNorm) and _group_norm_pays(layer, x)):
+    num_groups = _num_groups(layer, x)
+    if not (num_groups and _group_norm_pays(layer, x)):
         return _NO_TAIL
-    return "group_norm", (layer.num_groups, layer.eps), (layer.weight, layer.bias)
+    return "group_norm", (num_groups, layer.eps), (layer.weight, layer.bias)
 
 
 def _batch_norm_call(layer, x) -> tuple:

@@ -9,11 +9,12 @@ namespace elementwise {
 // PyTorch.
 template <typename T>
 TCONV_HD T mish(T v) {
-  const T bounded = v > T(40) ? T(40) : v;  // where h / (h + 1) is 1
+  const bool open = v > T(40);  // where h / (h + 1) is 1
+  const T bounded = open ? T(40) : v;
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same<T, float>::value) {
     const float e = expf(bounded), h = fmaf(0.5f * e, e, e);
-    return v * (h * cuda::reciprocal(h + 1.0f));
+    return open ? v : v * (h * cuda::reciprocal(h + 1.0f));  // whose product may be a unit less than 1
   }
 #endif
   const math::Inner<T> e = math::inner_exp<T>(bounded), h = e + e * e / 2;
