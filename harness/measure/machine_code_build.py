@@ -75,7 +75,7 @@ def cpu_text_sha256(text: str) -> str:
     lines = r"(?:#.*\n)*(?:_PARTS|_PART_NAMES|_CUDA_FLAGS) = .*\n(?:[ )].*\n)*"
     text = re.sub(rf"^{lines}|^def _parts\(.*\n(?: .*\n|\n(?= ))*\n*", "", text, flags=re.MULTILINE)
     text = re.sub(r"^_DIGEST = .*\n", "", text, flags=re.MULTILINE)
-    text = _without_statements(text, _OF_LIBRARIES)
+    text = _without_statements(text, _OF_LIBRARIES).rstrip() + "\n"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
