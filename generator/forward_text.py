@@ -15,6 +15,7 @@ from generator.fuse import STEPLESS, Fused, Plan
 from generator.ir import Node, Region, Value, leaves
 from generator.kernels import Kernels
 from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv, is_softmax
+from generator.means import is_mean
 from generator.reference import Reference
 from generator.tail_text import TailTexts, gathered
 
@@ -88,7 +89,10 @@ def body(
             opened = regions
         folded.begin(item, len(lines))
         tails.begin(item, len(lines))
-        call = _item_text(reference, item, kernels, text, modules)
+        if isinstance(item, Node) and kernels.own_gradients and is_mean(item, plan):
+            call = f"_mean({', '.join(map(text.argument, item.args))})"
+        else:
+            call = _item_text(reference, item, kernels, text, modules)
         result = item.result
         is_end = place + 1 == len(plan.items) and plan.outputs is result and not opened
         is_end = is_end and not (tails.are_open or folded.are_open)

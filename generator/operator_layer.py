@@ -48,6 +48,8 @@ def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
         modules.append("large_tails")
     if "_folded_norm" in written:
         modules.append("folded_norm")
+    if "_mean(" in written:
+        modules.append("mean")
     if "_folding" in written:
         modules.append("folded_rows")
     if len(kernels.all) > 1:

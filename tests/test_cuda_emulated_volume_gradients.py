@@ -33,6 +33,7 @@ LAYOUTS = {
     "window": lambda grad: inside(grad, (0, 1, 1, 0, 2), (0, 0, 1, 1, 0), (1, 1, 2, 1, 1)),
     "columns_apart": lambda grad: inside(grad, (0,) * 5, (0,) * 5, (1, 1, 1, 1, 2)),
     "sum": lambda grad: grad[:1, :1, :1, :1, :1].expand(grad.shape),
+    "mean_over_depth": lambda grad: grad[:, :, :1].expand(grad.shape),
     "contiguous": lambda grad: grad,
 }
 

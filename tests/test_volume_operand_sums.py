@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from generator.runtime import volume_gradients
-from generator.runtime.step_gradients import _Add, _Channel, _Multiply
+from generator.runtime.step_gradients import _Add, _Channel, _Multiply, _Whole
 from tests.emulated_tools import needs_cuda_headers
 from tests.norm_gradient_tools import CASES, CHAINS, check_norm, norm_case
 
@@ -22,6 +22,7 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(volume_gradients, "_GRADIENT_DEVICES", ("cpu",))
     monkeypatch.setattr(volume_gradients, "_before_chain", before_chain)
+    monkeypatch.setattr(volume_gradients, "_channel_sums", lambda grad: grad.sum((0, 2, 3, 4)))
     monkeypatch.setattr(volume_gradients, "_in_place", lambda grad, x, weight, *rest: [grad, grad])
     return given
 
@@ -50,6 +51,23 @@ def test_operands_that_are_added(asked):
 def test_nobody_asks_for_their_gradients(asked):
     grads = found((_Add(_Channel(0), 1, 1), _Multiply(2.0)), (False,))
     assert asked == [] and torch.equal(grads[2], torch.full((3,), 2.0 * 2 * 60))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_is_added_alone_takes_no_kernel_of_chains(asked, sign, wanted):
+    """The gradient is what it was; an operand's has memory of its own."""
+    steps = _Add(3.0, 1, 1), _Add(_Channel(0), 1, sign), _Add(_Channel(1), 1, 1)
+    *_, of_bias, first, second = found(steps, (wanted, True))
+    total = torch.full((3,), 120.0)
+    assert asked == [] and torch.equal(of_bias, total) and torch.equal(second, total)
+    assert torch.equal(first, sign * total) if wanted else first is None
+    assert len({t.data_ptr() for t in (of_bias, first, second) if t is not None}) == 2 + wanted
+
+
+@pytest.mark.parametrize("step", [_Add(_Channel(0), -1, 1), _Add(_Whole(0), 1, 1)])
+def test_other_sums_do(step):
+    assert volume_gradients._added_operands((_Add(1.0, 1, 1), step)) is None
 
 
 @needs_cuda_headers

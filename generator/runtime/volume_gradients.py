@@ -15,12 +15,15 @@ from generator.runtime.gradients import _chain_backward, _chain_needs_values
 from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.slices import _residues, _stacked_input, _stacked_weight
+from generator.runtime.step_gradients import _Add, _Channel
 from generator.runtime.volume_operator import (
     _count_volume_flops,
     _declining_operator,
     _run_volumes,
     _volume_operator,
 )
+
+_ONE_TAP = _Conv((1, 1), (0, 0), (0, 0), (1, 1), 1)
 
 
 def _volumes_with_gradient(kernels, other, chain, axes, groups: int, x, weight, bias, vectors):
@@ -60,42 +63,83 @@ def _gradients_of_volumes(ctx, grad) -> list:
         if steps:
             return _differentiated(other, tensors, axes, groups, grad, needs, False)
         return _pytorch_gradients(grad, x, weight, axes, groups, needs)
-    # To the steps a volume is an image, its slices below each other.
-    grad = grad.contiguous()
-    plane, sums = grad.flatten(2, 3), None
-    by_kernels = _chain_needs_values(steps)
-    if by_kernels:
-        number = number if of_result is None else of_result
-        if value is None and _lacks_eights(x, groups):  # by the kernels for few channels
-            value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
-        of_chain = vectors, value, number
-        at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
-        if at_once is not None:
-            return at_once
-        if value is None:
-            value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
-        if value is None:
-            return _differentiated(other, tensors, axes, groups, grad, needs, False)
-    elif any(need and v.dim() == 1 for need, v in zip(needs[3:], vectors, strict=True)):
-        by_kernels = True  # whose sums, which may cancel, are fp64 in the end
-        value = grad  # no step reads it
-    if by_kernels:
-        plane, sums, vector_grads = _before_chain(
-            plane, value.flatten(2, 3), vectors, needs[2:], steps, number
-        )
+    sums, vector_grads = None, [None] * len(vectors)
+    adds = _added_operands(steps)
+    if adds is None or not _repeats_slices(grad):
+        grad = grad.contiguous()
+    if adds is not None:
+        if True in needs[2:]:
+            sums = _channel_sums(grad)
+        for index, sign in adds:
+            vector_grads[index] = sign * sums if needs[3 + index] else None
     else:
-        plane, vector_grads = _chain_backward(steps, plane, None, vectors)
-    grad = plane.contiguous().view(grad.shape)
+        # To the steps a volume is an image, its slices below each other.
+        plane = grad.flatten(2, 3)
+        by_kernels = _chain_needs_values(steps)
+        if by_kernels:
+            number = number if of_result is None else of_result
+            if value is None and _lacks_eights(x, groups):  # by the kernels for few channels
+                value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+            of_chain = vectors, value, number
+            at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
+            if at_once is not None:
+                return at_once
+            if value is None:
+                value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+            if value is None:
+                return _differentiated(other, tensors, axes, groups, grad, needs, False)
+        elif any(need and v.dim() == 1 for need, v in zip(needs[3:], vectors, strict=True)):
+            by_kernels = True  # whose sums, which may cancel, are fp64 in the end
+            value = grad  # no step reads it
+        if by_kernels:
+            plane, sums, vector_grads = _before_chain(
+                plane, value.flatten(2, 3), vectors, needs[2:], steps, number
+            )
+        else:
+            plane, vector_grads = _chain_backward(steps, plane, None, vectors)
+        grad = plane.contiguous().view(grad.shape)
     operands = grad, x, weight, axes, groups
     in_place = _in_place(*operands, needs[:2])
     missing = [need and made is None for need, made in zip(needs[:2], in_place, strict=True)]
     by_slices = _gradients_by_slices(*operands, missing)
     if needs[2] and sums is None:
-        sums = grad.sum((0, 2, 3, 4))
+        sums = _channel_sums(grad)
     pairs = zip(in_place, by_slices, strict=True)
     found = [by_slice if made is None else made for made, by_slice in pairs]
     of_operands = [g if g is None or g.dim() < 4 else g.view(grad.shape) for g in vector_grads]
     return [*found, sums, *of_operands]
+
+
+def _added_operands(steps) -> list | None:
+    """(index of an operand, its sign) of each that the steps add for a channel, where they do
+    nothing else, so that the gradient is what it was; else None.
+    """
+    found = []
+    for step in steps:
+        if type(step) is not _Add or step.v_sign < 0:
+            return None
+        if type(step.operand) is _Channel:
+            found.append((step.operand.index, step.operand_sign))
+        elif not isinstance(step.operand, int | float):
+            return None
+    return found
+
+
+def _repeats_slices(grad) -> bool:
+    """Is it one slice for each channel of a sample, as that of a mean over the depth is?"""
+    return grad.stride(2) == 0 and grad[:, :, 0].is_contiguous()
+
+
+def _channel_sums(grad) -> torch.Tensor:
+    """The bias's gradient. Of slices below each other that of a layer whose kernel is of one tap,
+    and of whose input and weight nothing is read.
+    """
+    if grad.stride(2) == 0:
+        return grad[:, :, 0].sum((0, 2, 3)) * grad.shape[2]
+    image, nothing = grad.flatten(2, 3), grad.new_empty(1)
+    x = nothing.expand(image.shape[0], 1, *image.shape[2:])
+    weight = nothing.expand(1, image.shape[1], 1, 1)
+    return _kernel_gradients(image, x, weight, _ONE_TAP, (False, False, True))[2]
 
 
 def _run_with_value(steps, *operands) -> tuple:
@@ -209,8 +253,8 @@ def _in_eights(x, weight, groups: int) -> tuple:
 
 
 def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:
-    """Gradients of x and weight (None where not in `needs`) of contiguous grad, by the kernels of
-    two dimensions, residue by residue as dimensions.py computes the output.
+    """Gradients of x and weight (None where not in `needs`) by the kernels of two dimensions,
+    residue by residue as dimensions.py computes the output.
     """
     pairs = zip((x, weight), needs, strict=True)
     found = [torch.zeros_like(tensor) if need else None for tensor, need in pairs]

@@ -39,7 +39,11 @@ struct BiasGradientPlan {
 template <typename Storage>
 struct BiasGradientArgs {
   const Storage* grad;
+#ifdef TCONV_WALKS_DEPTH
+  double* parts;  // [num_parts][channels]; of volumes, of which a channel has many millions of values
+#else
   typename StorageTraits<Storage>::Acc* parts;  // [num_parts][channels]
+#endif
   int64_t stride_n, stride_c, line_stride, step;
   int64_t channels, length, num_tiles, num_parts, num_blocks;
   bool vectors;                                   // of kVector values, aligned
@@ -50,7 +54,12 @@ template <typename Storage>
 __global__ void __launch_bounds__(BiasGradientConfig::kThreads)
     bias_gradient_kernel(const __grid_constant__ BiasGradientArgs<Storage> args) {
   using Config = BiasGradientConfig;
+#ifdef TCONV_WALKS_DEPTH
+  using Acc = double;
+  const auto wide = [](Storage v) { return static_cast<Acc>(static_cast<typename StorageTraits<Storage>::Acc>(v)); };
+#else
   using Acc = typename StorageTraits<Storage>::Acc;
+#endif
   struct alignas(Config::kVector * sizeof(Storage)) Vector {
     Storage values[Config::kVector];
   };
@@ -76,12 +85,20 @@ __global__ void __launch_bounds__(BiasGradientConfig::kThreads)
 #pragma unroll
         for (int i = 0; i < Config::kInner; ++i)
 #pragma unroll
+#ifdef TCONV_WALKS_DEPTH
+          for (int k = 0; k < Config::kVector; ++k) inner += wide(vectors[i].values[k]);
+#else
           for (int k = 0; k < Config::kVector; ++k) inner += static_cast<Acc>(vectors[i].values[k]);
+#endif
       } else {
 #pragma unroll
         for (int i = 0; i < Config::kInner * Config::kVector; ++i) {
           const int at = i * Config::kThreads + static_cast<int>(threadIdx.x);
+#ifdef TCONV_WALKS_DEPTH
+          if (at < count) inner += wide(from[at * args.step]);
+#else
           if (at < count) inner += static_cast<Acc>(from[at * args.step]);
+#endif
         }
       }
       sum += inner;
@@ -93,7 +110,11 @@ __global__ void __launch_bounds__(BiasGradientConfig::kThreads)
 
 template <typename Storage>
 int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& plan, void* workspace) {
+#ifdef TCONV_WALKS_DEPTH
+  using Acc = double;
+#else
   using Acc = typename StorageTraits<Storage>::Acc;
+#endif
   using Config = BiasGradientConfig;
   const ConvTransposeLayer& p = call.conv.layer;
   BiasGradientArgs<Storage> args;

@@ -28,7 +28,11 @@ __global__ void __launch_bounds__(GradientSumsConfig::kThreads)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
     double sum = 0.0;
     for (int64_t part = 0; part < num_parts; ++part) sum += from[part * count + i];
+#ifdef TCONV_WALKS_DEPTH
+    to[i] = to_storage<Storage>(static_cast<typename StorageTraits<Storage>::Acc>(sum));
+#else
     to[i] = to_storage<Storage>(static_cast<Acc>(sum));
+#endif
   }
 }
 

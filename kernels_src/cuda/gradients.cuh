@@ -44,7 +44,11 @@ struct GradientsPlan {
 #endif
     if (call.grad_bias != nullptr) {
       bias.emplace(call, device.sm_count);
+#ifdef TCONV_WALKS_DEPTH
+      raise(bias->num_parts * p.out_channels * int64_t{sizeof(double)});
+#else
       raise(bias->num_parts * p.out_channels * (call.conv.dtype == kFloat64 ? 8 : 4));
+#endif
     }
     if (input && input->status != kOk) status = input->status;
     if (status == kOk && weight && weight->status != kOk) status = weight->status;
