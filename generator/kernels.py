@@ -182,8 +182,8 @@ class Kernels:
         behind = [kernel for kernel in self.all if kernel.library == "NORM_"]
         if not self.own_gradients or self.whole or not any(map(packs_chain, self.calls)):
             return False
-        reads = any(step.reads_values for kernel in behind for step in kernel.chain)
-        return reads and all(kernel.fused.entry == "conv" for kernel in behind)
+        changes = any(not step.passes_gradient for kernel in behind for step in kernel.chain)
+        return changes and all(kernel.fused.entry == "conv" for kernel in behind)
 
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:

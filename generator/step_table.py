@@ -38,6 +38,11 @@ class Step:
         """Does the gradient depend on what the step was given or made of it?"""
         return re.search(r"\b(before|after)\b", self.gradient) is not None
 
+    @property
+    def passes_gradient(self) -> bool:
+        """Is the gradient of what the step was given that of what it made?"""
+        return re.search(r"\bgrad = ", self.gradient) is None
+
 
 def branches(parts: list[tuple[int, Step]], reached: set[int]) -> Step:
     """One step of several that read one another's values: each takes the value of the number beside

@@ -67,6 +67,17 @@ def test_nothing_behind_is_a_packing_of_what_comes_in(emulated_volume_chain_grad
         assert all(torch.equal(found[PLACES[of]], made) for of, made in wanted.items())
 
 
+@pytest.mark.parametrize("name", ["two_apart", "many_rows"])
+def test_what_reads_no_value_may_be_given_the_gradient(emulated_volume_chain_gradients, name):
+    case, library = PACKED[name], emulated_volume_chain_gradients
+    given = tensors_of(case, 0)
+    with library.on(seed=7, detect_races=True), forced("hopper"):
+        found = call(library, case, given, 0, value=given["grad"])
+        wanted = call(library, case, given, 0)
+        assert library.races() == []
+    assert all(map(torch.equal, found, wanted))
+
+
 @pytest.mark.parametrize("factor", swept([1.0, 1e-9], (1e-9).__eq__))
 @pytest.mark.parametrize("name", swept(PACKED, ("rows",).__contains__))
 def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(

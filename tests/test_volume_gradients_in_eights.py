@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from generator.runtime import packed_volume_gradients, volume_gradients
 from generator.runtime.activation_gradients import _Relu
+from generator.runtime.step_gradients import _Multiply
 
 # Stride, padding, output padding, dilation; each of depth, height and width.
 AXES = (2, 1, 2), (1, 0, 1), (0, 0, 1), (1, 1, 2)
@@ -122,3 +123,24 @@ def test_the_chains_value_is_made_of_x_as_it_is(monkeypatch, channels, groups):
     with torch.no_grad():
         assert volume_gradients._gradients_of_volumes(ctx, grad) == ["packed"]
     assert seen == [made if groups == 1 and channels % 8 else None]
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_a_chain_that_reads_no_value_is_packed_too(monkeypatch, channels):
+    """The gradient stands where its value would be read; nothing is computed again."""
+    grad, x, weight, axes, groups = operands(channels)
+    seen = []
+    monkeypatch.setattr(volume_gradients, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setattr(volume_gradients, "_library_volumes", None)
+    monkeypatch.setattr(
+        volume_gradients, "_packed_gradients", lambda *given: seen.append(given) or ["packed"]
+    )
+    ctx = types.SimpleNamespace(
+        call=(None, ((_Multiply(2.0),), 7, None), axes, groups),
+        needs_input_grad=(*[False] * 5, True, True, True),
+        saved_tensors=(x, weight, None, None),
+    )
+    with torch.no_grad():
+        assert volume_gradients._gradients_of_volumes(ctx, grad) == ["packed"]
+    ((given, *_, (vectors, value, number), needs),) = seen
+    assert given is value and value is grad and vectors == [] and number == 7

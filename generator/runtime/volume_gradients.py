@@ -76,21 +76,23 @@ def _gradients_of_volumes(ctx, grad) -> list:
         # To the steps a volume is an image, its slices below each other.
         plane = grad.flatten(2, 3)
         by_kernels = _chain_needs_values(steps)
-        if by_kernels:
-            number = number if of_result is None else of_result
-            if value is None and _lacks_eights(x, groups):  # by the kernels for few channels
-                value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
-            of_chain = vectors, value, number
-            at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
-            if at_once is not None:
-                return at_once
-            if value is None:
-                value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
-            if value is None:
-                return _differentiated(other, tensors, axes, groups, grad, needs, False)
-        elif any(need and v.dim() == 1 for need, v in zip(needs[3:], vectors, strict=True)):
-            by_kernels = True  # whose sums, which may cancel, are fp64 in the end
+        if not by_kernels:
             value = grad  # no step reads it
+        elif of_result is not None:
+            number = of_result
+        elif value is None and _lacks_eights(x, groups):  # by the kernels for few channels
+            value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+        of_chain = vectors, value, number
+        at_once = _packed_gradients(grad, x, weight, bias, axes, groups, of_chain, needs)
+        if at_once is not None:
+            return at_once
+        if value is None:
+            value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+        if value is None:
+            return _differentiated(other, tensors, axes, groups, grad, needs, False)
+        # Sums of an operand may cancel: those of the kernels are fp64 in the end.
+        pairs = zip(needs[3:], vectors, strict=True)
+        by_kernels |= any(need and vector.dim() == 1 for need, vector in pairs)
         if by_kernels:
             plane, sums, vector_grads = _before_chain(
                 plane, value.flatten(2, 3), vectors, needs[2:], steps, number
