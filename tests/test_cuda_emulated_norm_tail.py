@@ -12,7 +12,7 @@ from generator.sources import gradient_cuda_source
 from generator.step_table import tail_header
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import needs_cuda_headers
-from tests.norm_tail_tools import CASES, GROUP_RELU, random_case, tails_of_steps
+from tests.norm_tail_tools import CASES, CENTRED_CASES, GROUP_RELU, random_case, tails_of_steps
 from tests.sweeps import swept
 from tests.tail_tools import OF_NORMS, TAILS, first_tail_of
 
@@ -25,7 +25,7 @@ def libraries(emulated_tail, emulated_tail_gradients):
     return emulated_tail, emulated_tail_gradients
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *CENTRED_CASES], ids=str)
 def test_right(libraries, case):
     forward, backward = libraries
     with forward.on(detect_races=True), backward.on(detect_races=True):
