@@ -305,7 +305,7 @@ CENTRED_CASES = [
     NormTailCase(CENTRED, (3, 2, 9, 33), spread=100.0),  # a result small beside the deviations
     NormTailCase(CENTRED, (4, 2, 300), mean=-30.0, spread=3.0, tracks=False),
     NormTailCase(CENTRED_TWICE, (2, 2, 260, 67), spread=2.0),  # two threads a plane, backward
-    NormTailCase(CENTRED, (1, 1, 70001), shift=(2, 3)),  # of two warps, forward
+    NormTailCase(CENTRED, (17, 1, 65700), shift=(2, 3)),  # two warps a plane, two rounds, forward
     NormTailCase(CENTRED, (300, 1, 2, 2), mean=3.0),  # planes by turns, backward
     NormTailCase(CENTRED, (1100, 1, 3), mean=3.0, affine=False),  # and forward
 ]

@@ -41,7 +41,7 @@ def test_random_cases(libraries, first):
             random_case(seed).check(*libraries, OF_NORMS)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH, *CENTRED_CASES[2:6:3]], ids=str)
 def test_the_same_bits_in_any_order_of_warps(libraries, case):
     found = []
     for seed in (1, 2):
@@ -51,7 +51,7 @@ def test_the_same_bits_in_any_order_of_warps(libraries, case):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH, CENTRED_CASES[0]], ids=str)
 def test_what_is_not_finite_stays_in_its_group(libraries, case, bad):
     """As PyTorch has it, forward and backward: a group, or a channel, of NaN."""
     value, weight, bias, grad = case.tensors()
@@ -62,9 +62,12 @@ def test_what_is_not_finite_stays_in_its_group(libraries, case, bad):
         grads = case.backward(libraries[1], number, grad, value, weight, bias, maps, 3)
     leaves = [t.double().requires_grad_() for t in (value, weight, bias)]
     if case.groups:
-        exact = case.tail.run(F.group_norm(leaves[0], case.groups, *leaves[1:]))
+        normed = F.group_norm(leaves[0], case.groups, *leaves[1:])
     else:
-        exact = case.tail.run(F.batch_norm(leaves[0], None, None, *leaves[1:], True))
+        normed = F.batch_norm(leaves[0], None, None, *leaves[1:], True)
+    if case.operator == "centred_batch_norm":
+        normed = normed - normed.mean((2, 3), keepdim=True)
+    exact = case.tail.run(normed)
     wanted = torch.autograd.grad(exact, leaves, grad.double())
     made = (found, grads[0], *grads[1])
     for mine, theirs in zip(made, (exact.detach(), *wanted), strict=True):
@@ -92,7 +95,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_group(libraries):
 
 
 def test_tensors_that_are_not_contiguous(libraries):
-    for case in (CASES[0], BATCH):
+    for case in (CASES[0], BATCH, CENTRED_CASES[0]):
         value, weight, bias, grad = case.tensors()
         strided = [t.transpose(1, -1).contiguous().transpose(1, -1) for t in (value, grad)]
         number, found = OF_NORMS + case.place, []
@@ -158,7 +161,11 @@ def test_what_is_refused(libraries):
     assert len(TAILS) == OF_NORMS
 
 
-OF_MODELS = {"grouped_volumes": "group_norm", "volume_only": "batch_norm"}
+OF_MODELS = {
+    "grouped_volumes": "group_norm",
+    "volume_only": "batch_norm",
+    "centred_norms": "centred_batch_norm",
+}
 
 
 @pytest.mark.parametrize("name", OF_MODELS)
@@ -178,7 +185,7 @@ def test_a_training_step_of_a_model(shelf, libraries, name, monkeypatch):
     gradients = types.SimpleNamespace(**{f"{kind}_backward": other})
     monkeypatch.setitem(solution, "_tail_library", lambda: library)
     monkeypatch.setitem(solution, "_tail_gradient_library", lambda: gradients)
-    if kind == "batch_norm":
+    if kind != "group_norm":
         monkeypatch.setitem(solution, "_norm_pays", lambda module, x: True)
     else:
         monkeypatch.setitem(
