@@ -27,8 +27,9 @@ _LAYERS = {
     nn.BatchNorm2d: "kBatchNorm",
     nn.BatchNorm3d: "kBatchNorm",
 }
-# Of these a tail has steps, without operands: by themselves they have libraries of their own.
 CENTRED = "kCentredBatchNorm"  # BatchNorm with what centring() finds behind it
+# Steps of these have no operands, and but for CENTRED there are some: by themselves norms have
+# libraries of their own.
 NORM_TAILS = ("kGroupNorm", "kBatchNorm", CENTRED)
 _DIMENSIONS = {
     nn.AvgPool2d: 4,

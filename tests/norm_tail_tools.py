@@ -54,7 +54,7 @@ NORM_TAILS = [
         *(("kCentredBatchNorm", steps) for steps in (_NONE, _TWICE)),
     )
 ]
-LONG_NORM_TAILS = [tail for tail in NORM_TAILS if tail.steps is not _RELU[0]]
+LONG_NORM_TAILS = [tail for tail in NORM_TAILS if len(tail.steps) > 1]
 _MISH = [_named("mish"), _named("gelu"), _named("softplus")], None
 LONG_NORM_TAILS += [NormTail(kind, *_MISH) for kind in ("kGroupNorm", "kBatchNorm")]
 

@@ -57,6 +57,19 @@ def stepped_batch_norm_is_finite(solution: dict, dtype: torch.dtype) -> bool:
     return good
 
 
+def centred_are_finite(solution: dict, run) -> bool:
+    """BatchNorm with each plane's mean taken away, of a warp's planes and of a block's."""
+    good = True
+    for image in ((3, 5, 7), (3, 29, 31)):
+        value, grad = (torch.randn(*run.shape[:2], *image).to("cuda") for _ in range(2))
+        vectors = [torch.rand(run.shape[1]).to("cuda") for _ in range(4)]
+        moved = *vectors[2:], torch.tensor(2).to("cuda"), 0.0
+        given = value, *vectors[:2]
+        found = _stepped(solution, "centred_batch_norm", given, grad, (), moved)
+        good &= all(bool(t.cpu().isfinite().all()) for t in (*found, *vectors))
+    return good
+
+
 def _stepped(solution: dict, name: str, given: tuple, grad, numbers: tuple, moved=()) -> list:
     """Results and gradients of tail 0, a norm with steps behind it."""
     forward, backward = solution["_tail_library"](), solution["_tail_gradient_library"]()
