@@ -1,6 +1,6 @@
-"""GroupNorm, InstanceNorm and BatchNorm with steps behind them, and BatchNorm with each plane's mean
-taken away, by kernels of ours on a Hopper GPU: each beside PyTorch's in float64, and in training
-steps of models.
+"""GroupNorm, InstanceNorm and BatchNorm with steps behind them, and BatchNorm with each plane's
+mean taken away, by kernels of ours on a Hopper GPU: each beside PyTorch's in float64, and in
+training steps of models.
 """
 
 import pytest

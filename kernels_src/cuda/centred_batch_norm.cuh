@@ -14,7 +14,7 @@ class CentredBatchNorm {
   explicit CentredBatchNorm(const TailCall& call)
       : call_(call), num_partials_(norm::PlaneMomentsConfig::num_partials(call.plane)) {
     table_ = layout_.reserve(call.batch * call.channels * sizeof(norm::ChannelAffine<float>));
-    partials_ = layout_.reserve(call.batch * num_partials_ * call.channels * sizeof(norm::PartialOf<float>));
+    partials_ = layout_.reserve(call.batch * num_partials_ * call.channels * sizeof(norm::CentredMoments));
   }
 
   int64_t workspace_bytes() const { return layout_.bytes(); }
@@ -23,14 +23,14 @@ class CentredBatchNorm {
   int64_t run() const {
     const auto stream = static_cast<cudaStream_t>(call_.conv.stream);
     const auto* value = static_cast<const float*>(call_.value);
-    auto* partials = norm::at_offset<norm::PartialOf<float>>(call_.conv.workspace, partials_);
+    auto* partials = norm::at_offset<norm::CentredMoments>(call_.conv.workspace, partials_);
     auto* table = norm::at_offset<norm::ChannelAffine<float>>(call_.conv.workspace, table_);
     const norm::BatchNormAffine<float> affine{static_cast<const float*>(call_.weight),
                                               static_cast<const float*>(call_.bias), call_.eps};
-    TCONV_RETURN_IF_ERROR(norm::launch_group_norm_plane_moments<float>(value, partials, call_.batch, call_.channels,
-                                                                       call_.plane, stream));
-    TCONV_RETURN_IF_ERROR(norm::launch_centred_batch_norm_finalise<float>(
-        partials, call_.batch, num_partials_, call_.channels, affine, table, call_.updated, stream));
+    TCONV_RETURN_IF_ERROR(
+        norm::launch_centred_plane_moments(value, partials, call_.batch, call_.channels, call_.plane, stream));
+    TCONV_RETURN_IF_ERROR(norm::launch_centred_batch_norm_finalise(partials, call_.batch, num_partials_, call_.channels,
+                                                                   affine, table, call_.updated, stream));
     // Every channel of a sample has a map of its own.
     return norm::launch_batch_norm_apply(value, table, static_cast<float*>(call_.result), 1,
                                          call_.batch * call_.channels, call_.plane, stream,

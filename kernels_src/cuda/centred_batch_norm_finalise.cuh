@@ -7,6 +7,7 @@
 #pragma once
 
 #include "batch_norm_finalise.cuh"
+#include "centred_plane_moments.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -26,14 +27,14 @@ struct CentredBatchNormFinaliseConfig {
 
 // The mean of a plane, by as many threads as share one, of which the first gets it. All of the block come here.
 // there: has this thread a plane? partials: of that; of_warps: an entry for each warp.
-template <typename Partial>
-__device__ __forceinline__ double plane_mean(const Partial* partials, bool there, int64_t num_partials,
-                                             int64_t channels, int threads_per_plane, double (*of_warps)[2]) {
+__device__ __forceinline__ double plane_mean(const CentredMoments* __restrict__ partials, bool there,
+                                             int64_t num_partials, int64_t channels, int threads_per_plane,
+                                             double (*of_warps)[2]) {
   const int place = static_cast<int>(threadIdx.x) % threads_per_plane;
   double count = 0, sum = 0;
 #pragma unroll 4
   for (int64_t piece = place; there && piece < num_partials; piece += threads_per_plane) {
-    const Partial p = partials[piece * channels];
+    const CentredMoments p = partials[piece * channels];
     count += p.count;
     sum += static_cast<double>(p.count) * p.mean;
   }
@@ -56,18 +57,17 @@ __device__ __forceinline__ double plane_mean(const Partial* partials, bool there
 }
 
 // table: [batch][channels].
-template <typename S>
 __global__ void __launch_bounds__(CentredBatchNormFinaliseConfig::kThreads)
-    centred_batch_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t batch, int64_t num_partials,
-                                       int64_t channels, int threads_per_plane, BatchNormAffine<S> affine,
-                                       ChannelAffine<AccOf<S>>* __restrict__ table, RunningStatistics running) {
+    centred_batch_norm_finalise_kernel(const CentredMoments* __restrict__ partials, int64_t batch, int64_t num_partials,
+                                       int64_t channels, int threads_per_plane, BatchNormAffine<float> affine,
+                                       ChannelAffine<float>* __restrict__ table, RunningStatistics running) {
   __shared__ double of_warps[CentredBatchNormFinaliseConfig::kThreads / kWarp][2];
   const int64_t channel = blockIdx.x;
   const MomentsF64 m = block_combine(partials + channel, batch * num_partials, 1, channels);
-  if (threadIdx.x == 0) update_running_statistics<AccOf<S>>(running, channel, m);
+  if (threadIdx.x == 0) update_running_statistics<float>(running, channel, m);
   const double rstd = 1.0 / sqrt(m.m2 / m.count + affine.eps);
   const double weight = parameter_or(affine.weight, channel, 1.0), bias = parameter_or(affine.bias, channel, 0.0);
-  // Infinities cancel to NaN. So do those that an infinite weight makes, all of one sign where any mean is infinite.
+  // An infinite bias leaves NaN. So does an infinite weight: a plane's mean is infinite or NaN, as its values are.
   const double cancelled = (bias - bias) + (weight - weight);
   const int planes = CentredBatchNormFinaliseConfig::kThreads / threads_per_plane;
   for (int64_t first = 0; first < batch; first += planes) {
@@ -75,18 +75,17 @@ __global__ void __launch_bounds__(CentredBatchNormFinaliseConfig::kThreads)
     const double mean = plane_mean(partials + sample * num_partials * channels + channel, sample < batch, num_partials,
                                    channels, threads_per_plane, of_warps);
     if (sample < batch && threadIdx.x % threads_per_plane == 0)
-      table[sample * channels + channel] = make_channel_affine<AccOf<S>>(mean, rstd, weight, cancelled);
+      table[sample * channels + channel] = make_channel_affine<float>(mean, rstd, weight, cancelled);
   }
 }
 
-template <typename S>
-int64_t launch_centred_batch_norm_finalise(const PartialOf<S>* partials, int64_t batch, int64_t num_partials,
-                                           int64_t channels, const BatchNormAffine<S>& affine,
-                                           ChannelAffine<AccOf<S>>* table, const RunningStatistics& running,
-                                           cudaStream_t stream) {
+inline int64_t launch_centred_batch_norm_finalise(const CentredMoments* partials, int64_t batch, int64_t num_partials,
+                                                  int64_t channels, const BatchNormAffine<float>& affine,
+                                                  ChannelAffine<float>* table, const RunningStatistics& running,
+                                                  cudaStream_t stream) {
   using Config = CentredBatchNormFinaliseConfig;
-  return launch(centred_batch_norm_finalise_kernel<S>, channels, Config::kThreads, stream, partials, batch,
-                num_partials, channels, Config::threads_per_plane(num_partials), affine, table, running);
+  return launch(centred_batch_norm_finalise_kernel, channels, Config::kThreads, stream, partials, batch, num_partials,
+                channels, Config::threads_per_plane(num_partials), affine, table, running);
 }
 
 }  // namespace norm
