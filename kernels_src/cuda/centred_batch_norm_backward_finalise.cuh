@@ -68,10 +68,7 @@ __global__ void __launch_bounds__(CentredBatchNormBackwardConfig::kThreads)
     }
     join_neighbours(of_plane, threads_per_plane);
     if (sample >= batch || place != 0) continue;
-    // The mean of d, in two numbers, until the slope is known.
-    const double mean_grad = of_plane.grad / of_plane.count;
-    const Acc high = static_cast<Acc>(mean_grad);
-    args.coefficients[plane] = {Acc(0), Acc(0), static_cast<Acc>(mean_grad - static_cast<double>(high)), high};
+    args.coefficients[plane].shift = static_cast<Acc>(of_plane.grad / of_plane.count);  // until the slope is known
     // Products stay those with deviations within the plane: the sums of d are no part of what is joined, but that an
     // infinite one leaves NaN.
     const double origin = plane_origin(args, plane, channel);
@@ -97,8 +94,7 @@ __global__ void __launch_bounds__(CentredBatchNormBackwardConfig::kThreads)
 #pragma unroll 1
   for (int64_t sample = threadIdx.x; sample < batch; sample += kThreads) {
     GroupCoefficients<Acc>& made = args.coefficients[sample * args.channels + channel];
-    const double mean_grad = static_cast<double>(made.shift) + static_cast<double>(made.slope);
-    const double shift = -c.rstd * c.weight * mean_grad - c.slope * lost;
+    const double shift = -c.rstd * c.weight * static_cast<double>(made.shift) - c.slope * lost;
     made = {rounded, static_cast<Acc>(c.rstd), static_cast<Acc>(c.slope), static_cast<Acc>(shift)};
   }
 }
