@@ -174,7 +174,7 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(EXTREMA, (24, 40), (2, 24, 7, 20), dtype, "hopper")
             yield Run(EXTREMA, (64, 130), (1, 64, 9, 21), dtype, "hopper")
             yield Run(EXTREMA, (64, 16), (2, 64, 8, 9), dtype, "hopper")  # no planes to join
-        yield Run(CENTRED, (), (3, 6), torch.float32, "hopper")
+        yield Run(CENTRED, (), (3, 6, 3, 5, 7), torch.float32, "hopper")
         for case in GROUP_CASES:
             yield Run(GROUPED, (case,), case.image, case.dtype, "hopper")
         for shape in (

@@ -58,11 +58,13 @@ def stepped_batch_norm_is_finite(solution: dict, dtype: torch.dtype) -> bool:
 
 
 def centred_are_finite(solution: dict, run) -> bool:
-    """BatchNorm with each plane's mean taken away, of a warp's planes and of a block's."""
+    """BatchNorm with each plane's mean taken away: of a warp's planes, of a block's, and of so many
+    that several warps share, that a block joins their moments in two rounds.
+    """
     good = True
-    for image in ((3, 5, 7), (3, 29, 31)):
-        value, grad = (torch.randn(*run.shape[:2], *image).to("cuda") for _ in range(2))
-        vectors = [torch.rand(run.shape[1]).to("cuda") for _ in range(4)]
+    for shape in (run.shape, (*run.shape[:2], 3, 29, 31), (17, 1, 65700)):
+        value, grad = (torch.randn(shape).to("cuda") for _ in range(2))
+        vectors = [torch.rand(shape[1]).to("cuda") for _ in range(4)]
         moved = *vectors[2:], torch.tensor(2).to("cuda"), 0.0
         given = value, *vectors[:2]
         found = _stepped(solution, "centred_batch_norm", given, grad, (), moved)
