@@ -9,6 +9,7 @@ from generator.explain import explained, shortcuts
 from generator.kernels import Kernels, digest
 from generator.program import Program
 from generator.sources import ROOT
+from generator.tails import CENTRED
 
 _LONGEST = 60  # characters of a name
 
@@ -60,6 +61,8 @@ InstanceNorm and BatchNorm (in training mode) where steps follow are, each with 
 steps behind it, on Hopper and of large tensors, a library of their own, too (TAIL_CUDA_SOURCE,
 TAIL_OPERATOR_SOURCE), and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE,
 TAIL_GRADIENT_OPERATOR_SOURCE), each built when first called."""
+_CENTRED = """\
+So is BatchNorm, in training mode, together with a subtraction of each plane's mean behind it."""
 _FOLDED = """\
 In eval mode, where no gradient is wanted, BatchNorm that alone reads a convolution is with the
 steps behind it a part of the convolution's kernel. Each such chain is a library of its own, of the
@@ -114,7 +117,7 @@ def docstring(program: Program, output: Path, kernels: Kernels) -> str:
             *([_gradients(kernels)] if kernels.gradient_sources else []),
             *([_BATCH_NORM] if "batch_norm" in kernels.norms else []),
             *([_GROUP_NORM] if "group_norm" in kernels.norms else []),
-            *([_TAILS] if kernels.tails else []),
+            *([_tails(kernels)] if kernels.tails else []),
             *([_FOLDED] if kernels.folds else []),
             *([_TENSOR_OPERANDS] if kernels.whole else []),
             *([_EXTREMUM] if kernels.reduced else []),
@@ -139,6 +142,11 @@ def _gradients(kernels: Kernels) -> str:
     for prefix, said in (("NORM_", _NORM_GRADIENTS), ("POOL_", _POOL_GRADIENTS)):
         parts += [said] if f"{prefix}GRADIENT_CUDA_SOURCE" in kernels.gradient_sources else []
     return "\n".join(parts)
+
+
+def _tails(kernels: Kernels) -> str:
+    centred = any(tail.entry == CENTRED for tail in kernels.tails.values())
+    return "\n".join([_TAILS, *[_CENTRED] * centred])
 
 
 def _title(program: Program) -> str:

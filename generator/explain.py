@@ -12,6 +12,7 @@ from generator.ir import Node
 from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv
 from generator.program import Program, read_program
 from generator.references import transposed_references
+from generator.tails import CENTRED
 
 _ORDINARY = (
     "but on Hopper the kernel without steps runs it where no gradient is wanted, its stride is one "
@@ -122,7 +123,7 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
                 why = _ORDINARY
             elif item in tail_of:
                 why = _TAIL.format(summary(tail_of[item]))
-                why += _IN_TRAINING * (tail_of[item].entry == "kBatchNorm")
+                why += _IN_TRAINING * (tail_of[item].entry in ("kBatchNorm", CENTRED))
             elif "batch_norm" in norms and is_batch_norm(program.reference, item):
                 why += _NORMALISED
             elif "group_norm" in norms and is_group_norm(program.reference, item):

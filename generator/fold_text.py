@@ -32,6 +32,7 @@ class FoldTexts:
         self._of_last = {fold.items[-1]: fold for fold in folds}
         self._open: tuple[Fold, int, str] | None = None
         self._kept: list[str] = []
+        self._behind: list[str] = []  # statements of Fold.behind
 
     @property
     def are_open(self) -> bool:
@@ -51,22 +52,36 @@ class FoldTexts:
         if self._open is None:
             return False
         fold = self._open[0]
-        results = [node.result for node in fold.nodes]
+        results = [node.result for node in (*fold.nodes, *fold.behind)]
         own = any(value is made for made in (given_to(fold.region)["input"], *results))
         if not own:
             self._kept.append(self._text.names[value])
         return not own
 
-    def end(self, item: Fused | Node, lines: list[str], result: str | None) -> list[str]:
-        """Behind it: puts the call in front of a fold's own statements, of which the last one's
-        result has that name. Returns the names that are free again.
+    def add(self, item: Fused | Node, statement: str) -> None:
+        """The text of an item, without indentation."""
+        if self._open is None:
+            return
+        fold, place, call = self._open
+        if item is fold.tail.nodes[-1]:
+            target = f"{self._done}, {self._text.names.get(item.result, '_')}"
+            self._open = fold, place, f"{target} = {call}\nif not {self._done}:"
+        elif item in fold.behind:
+            self._behind.append(statement)
+
+    def end(self, item: Fused | Node, lines: list[str]) -> list[str]:
+        """Behind it: puts the call in front of a fold's own statements. Returns the names that are
+        free again.
         """
         if item not in self._of_last:
             return []
-        (fold, place, call), self._open = self._open, None
-        head = f"{self._done}, {result or '_'} = {call}\nif not {self._done}:"
-        lines.insert(place, textwrap.indent(head, "    " * len(fold.region.conv.regions)))
-        kept, self._kept = self._kept, []
+        (fold, place, head), self._open = self._open, None
+        indent = "    " * len(fold.region.conv.regions)
+        lines.insert(place, textwrap.indent(head, indent))
+        if fold.behind:
+            behind = textwrap.indent("\n".join(self._behind), "    ")
+            lines.append(textwrap.indent(f"else:\n{behind}", indent))
+        kept, self._kept, self._behind = self._kept, [], []
         return kept
 
     def _call(self, fold: Fold) -> str:

@@ -12,6 +12,7 @@ from generator.layer_kinds import is_softmax
 from generator.reference import Reference
 from generator.sources import FOLDED_NORM, MAX_CHANNEL_VECTORS
 from generator.step_table import Step, epilogue_header
+from generator.tails import CENTRED
 
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}  # by dimensions
 
@@ -19,17 +20,19 @@ _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}  # by dimensi
 @dataclasses.dataclass(eq=False)
 class Fold:
     """`region`: a convolution and its chain; `tail`: the BatchNorm that alone reads it, with the
-    steps behind; `norm`: what of the layer is compiled in.
+    steps behind; `norm`: what of the layer is compiled in; `behind`: what a tail of training mode
+    takes along besides, which PyTorch runs behind the fold.
     """
 
     region: Fused
     tail: Fused
     norm: "Norm"
+    behind: list[Node]
 
     @property
     def items(self) -> list[Fused | Node]:
         """As a plan has them."""
-        return [self.region, *self.tail.nodes]
+        return [self.region, *self.tail.nodes, *self.behind]
 
     @property
     def nodes(self) -> list[Node]:
@@ -85,7 +88,10 @@ def fold_of(reference: Reference, region: Fused, tail: Fused, plan: Plan) -> Fol
     softmax = not tail.steps and any(
         isinstance(item, Node) and is_softmax(reference, item) for item in readers
     )
-    return None if softmax else Fold(region, tail, norm)
+    if softmax:
+        return None
+    centred = (t for t in plan.tails if t.entry == CENTRED and t.conv is tail.conv)
+    return Fold(region, tail, norm, [node for one in centred for node in one.elementwise])
 
 
 def _read(item: Fused | Node) -> list[Value]:

@@ -108,9 +108,9 @@ def body(
             statement = call
         depth = len(regions) + tails.are_open + folded.are_open
         lines.append(textwrap.indent(statement, "    " * depth))
-        named = text.names.get(result)
-        free = tails.end(item, lines, named, folded.are_open)
-        for name in [*free, *folded.end(item, lines, named)]:
+        folded.add(item, statement)
+        free = tails.end(item, lines, text.names.get(result), folded.are_open)
+        for name in [*free, *folded.end(item, lines)]:
             names.give(name)
         if is_end:
             return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from generator.reference import Reference
 from generator.softsign import softsign
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
-from generator.tails import NORM_TAILS, keeps_channels, may_read, tail_kind
+from generator.tails import CENTRED, NORM_TAILS, centring, keeps_channels, may_read, tail_kind
 
 _OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
 _BEHIND_TENSORS = "no kernel normalises what a tensor operand is read into"
@@ -164,8 +165,10 @@ class _Fusion:
             kind = None if node in self._taken else tail_kind(self._reference, node)
             # Of softmax PyTorch keeps the result for the gradient, a tail what it was given.
             kept = kind is None or "Softmax" not in kind or not self._writes_behind(node)
-            tail = self._grow(node, kind) if kind is not None and kept else None
-            if tail is not None and (tail.steps or kind not in NORM_TAILS):
+            centred = centring(node, self._graph, self._users) if kind == "kBatchNorm" else []
+            kind = CENTRED if centred else kind
+            tail = self._grow(node, kind, centred) if kind is not None and kept else None
+            if tail is not None and (tail.steps or centred or kind not in NORM_TAILS):
                 found.append(tail)
         return found
 
@@ -232,10 +235,11 @@ class _Fusion:
                 return None
         return node
 
-    def _grow(self, conv: Node, entry: str = "conv") -> Fused:
-        fused = Fused(entry, conv, [], [], [], [])
-        self._members = {conv}
-        last = conv
+    def _grow(self, conv: Node, entry: str = "conv", taken: Sequence[Node] = ()) -> Fused:
+        """taken: nodes right behind `conv` that are no steps but the entry's own."""
+        fused = Fused(entry, conv, [*taken], [], [], [])
+        self._members = {conv, *taken}
+        last = [conv, *taken][-1]
         while True:
             if (joined := softsign(last.result, conv, self._users)) is not None:
                 fused.elementwise += joined

@@ -22,6 +22,7 @@ from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.library_sources import _with_shared_lines
 from generator.runtime.several_calls import _repeated
+from generator.shared_lines import without_shared_lines
 from generator.sources import (
     cpu_source,
     cuda_source,
@@ -29,7 +30,6 @@ from generator.sources import (
     gradient_operator_source,
     operator_source,
     refusing_cpu_source,
-    without_shared_lines,
 )
 from generator.step_table import (
     Step,
@@ -228,7 +228,7 @@ class Kernels:
             tails = self._tails(library == "tail_gradient") if library.startswith("tail") else None
             cuda = gradient_cuda_source(library, tails=tails)
             given = whole | {_GRADIENTS: f"\n{held}"}
-            operator = gradient_operator_source(library)
+            operator = gradient_operator_source(library, tails=tails or "")
             operator = operator, self._given("CPU_SOURCE", "OPERATOR_SOURCE")
             made[f"{library.upper()}_CUDA_SOURCE"] = without_shared_lines(cuda, given)
             made[f"{library.upper()}_OPERATOR_SOURCE"] = without_shared_lines(*operator)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from generator.errors import Refusal
-from generator.tails import NORM_TAILS
+from generator.tails import CENTRED, NORM_TAILS
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels_src"
@@ -14,8 +14,6 @@ KERNELS = ROOT / "kernels_src"
 MAX_CHANNEL_VECTORS = int(
     re.search(r"kMaxChannelVectors = (\d+)", (KERNELS / "call.h").read_text(encoding="utf-8"))[1]
 )
-
-SHARED_LINES = "// ==== lines {first} to {end} of {name}"  # from 0, without the last
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
@@ -27,8 +25,9 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # gradients, chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh
 # and, where the kernel is no multiple of the stride, present_taps.h; for those that sum over many
 # channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for few
-# channels of volumes conv_transpose_direct_launch.cuh; for norms among tails norm_tail.cuh; for
-# extrema over channels channel_extremum.cuh; for volumes' chains group_norm_gradient_apply.cuh.
+# channels of volumes conv_transpose_direct_launch.cuh; for norms among tails norm_tail.cuh and
+# centred_batch_norm.cuh; for extrema over channels channel_extremum.cuh; for volumes' chains
+# group_norm_gradient_apply.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -38,12 +37,13 @@ _SHORT, _CLASS_PAIRS, _AHEAD = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES", "TCO
 _SEVERAL, _FEW, _SKIPPED = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS", "TCONV_SKIPS_TAPS"
 FOLDED_NORM = "TCONV_FOLDED_NORM"  # which libraries of folds.py are compiled with: their numbers
 _NORM_TAILS, _REDUCED, _WIDE = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS", "TCONV_WIDE_SUMS"
+_CENTRED = "TCONV_CENTRED_TAILS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
 _OF_ANY_TENSOR = tuple(
     f"operator_{name}.cpp" for name in ("batch_norm", "group_norm", "tail", "tail_gradient")
 )
-_FEW_CHANNELS = "generated_few_channels.h"
+_FEW_CHANNELS, _TAILS = "generated_few_channels.h", "generated_tail.h"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -72,7 +72,6 @@ def resolve(
     ahead: bool = False,
     several: bool = False,
     few: bool = False,
-    norm_tails: bool = False,
     reduced: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
@@ -87,11 +86,11 @@ def resolve(
     chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
     `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
-    steps; `few`: with the kernel for volumes of few channels; `norm_tails`: tails of GroupNorm or
-    BatchNorm; `reduced`: with minima and maxima over channels. Raises Refusal where a file is
-    missing.
+    steps; `few`: with the kernel for volumes of few channels; `reduced`: with minima and maxima
+    over channels. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
+    tails = replacements.get(_TAILS, "")
     conditions = {
         _VOLUMES: volumes,
         _SHORT: volumes or short,
@@ -114,7 +113,8 @@ def resolve(
         _AHEAD: ahead,
         _SEVERAL: several,
         _FEW: few,
-        _NORM_TAILS: norm_tails,
+        _NORM_TAILS: any(f"TailKind::{kind};" in tails for kind in NORM_TAILS),
+        _CENTRED: f"TailKind::{CENTRED};" in tails,
         _REDUCED: reduced,
         _WIDE: volumes and entry.name == "entry_group_norm_gradient.cu",
         _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
@@ -325,14 +325,12 @@ def gradient_cuda_source(
     many blocks of channels; `several`: a chain has more than two steps; `few_channels`: the text
     of generated_few_channels.h, for outputs that are computed again.
     """
-    given = {"generated_gradient.h": chains, "generated_tail.h": tails, _FEW_CHANNELS: few_channels}
+    given = {"generated_gradient.h": chains, _TAILS: tails, _FEW_CHANNELS: few_channels}
     replacements = {name: text for name, text in given.items() if text is not None}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
-    if tails is not None:
-        conditions["norm_tails"] = any(f"TailKind::{kind};" in tails for kind in NORM_TAILS)
     if packed:
         conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
         conditions |= {"several": chained and several, "few": few_channels is not None}
@@ -340,12 +338,19 @@ def gradient_cuda_source(
 
 
 def gradient_operator_source(
-    entry: str = "gradients", volumes: bool = False, chained: bool = False, tensors: bool = False
+    entry: str = "gradients",
+    volumes: bool = False,
+    chained: bool = False,
+    tensors: bool = False,
+    tails: str = "",
 ) -> str:
-    """The library's C++: what there is for a CPU, then the operator."""
+    """The library's C++: what there is for a CPU, then the operator. tails: the text of
+    generated_tail.h.
+    """
     path = KERNELS / "cpu" / f"entry_{entry}.cpp"
-    ahead = resolve(path, volumes=volumes, chained=chained, chain_tensors=tensors)
-    return ahead + gradient_operator(entry, volumes, chained, tensors)
+    forms = {"volumes": volumes, "chained": chained, "chain_tensors": tensors}
+    ahead = resolve(path, {_TAILS: tails}, **forms)
+    return ahead + gradient_operator(entry, volumes, chained, tensors, tails)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -354,47 +359,16 @@ def gradient_call_header(entry: str) -> str:
 
 
 def gradient_operator(
-    entry: str, volumes: bool = False, chained: bool = False, tensors: bool = False
+    entry: str,
+    volumes: bool = False,
+    chained: bool = False,
+    tensors: bool = False,
+    tails: str = "",
 ) -> str:
     """The operator alone, as it stands behind the library's other half."""
     headers = ["common.h", "layer.h", "call.h", gradient_call_header(entry)]
     headers += ["group_norm_gradient_call.h"] * chained
     shared = tuple(KERNELS / name for name in headers)
     path = KERNELS / "binding" / f"operator_{entry}.cpp"
-    return resolve(path, None, shared, volumes, chained=chained, chain_tensors=tensors)
-
-
-def without_shared_lines(text: str, given: dict[str, str], least: int = 12) -> str:
-    """`text` with one line, SHARED_LINES, in place of each run of `least` lines or more that one of
-    the sources `given`, by name, has, too: a solution then holds what its sources share once.
-    generator/runtime/library_sources.py puts them back.
-    """
-    lines, there, begins = text.splitlines(), [], {}
-    for name, source in given.items():
-        begins[len(there)] = name
-        there += [*source.splitlines(), None]  # no run goes on into the next
-    places: dict[str, list[int]] = {}
-    for place, line in enumerate(there):
-        places.setdefault(line, []).append(place)
-    kept, at = [], 0
-    while at < len(lines):
-        best, begin = 0, 0
-        for place in places.get(lines[at], []) if lines[at].strip() else []:
-            count = 0
-            while (
-                at + count < len(lines)
-                and place + count < len(there)
-                and lines[at + count] == there[place + count]
-            ):
-                count += 1
-            if count > best:
-                best, begin = count, place
-        if best >= least:
-            own = max(first for first in begins if first <= begin)
-            numbers = {"first": begin - own, "end": begin - own + best}
-            kept.append(SHARED_LINES.format(**numbers, name=begins[own]))
-            at += best
-        else:
-            kept.append(lines[at])
-            at += 1
-    return "\n".join(kept) + "\n"
+    forms = {"chained": chained, "chain_tensors": tensors}
+    return resolve(path, {_TAILS: tails}, shared, volumes, **forms)

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from generator.front.layers import layer_class
-from generator.ir import Node, Value
+from generator.ir import Graph, Node, Value
+from generator.reads import writes
 from generator.reference import Reference
 
 # By class of a layer, its name in TailKind (kernels_src/tail_call.h).
@@ -26,8 +27,10 @@ _LAYERS = {
     nn.BatchNorm2d: "kBatchNorm",
     nn.BatchNorm3d: "kBatchNorm",
 }
-# Of these a tail has steps, without operands: by themselves they have libraries of their own.
-NORM_TAILS = ("kGroupNorm", "kBatchNorm")
+CENTRED = "kCentredBatchNorm"  # BatchNorm with what centring() finds behind it
+# Steps of these have no operands, and but for CENTRED there are some: by themselves norms have
+# libraries of their own.
+NORM_TAILS = ("kGroupNorm", "kBatchNorm", CENTRED)
 _DIMENSIONS = {
     nn.AvgPool2d: 4,
     nn.AvgPool3d: 5,
@@ -60,6 +63,30 @@ def tail_kind(reference: Reference, node: Node) -> str | None:
     return kind if _DIMENSIONS.get(layer_class(module), len(shape)) == len(shape) else None
 
 
+def centring(norm: Node, graph: Graph, users: dict[Value, list[Node | None]]) -> list[Node]:
+    """The mean over the positions of each channel of a sample and its subtraction, where these two
+    alone read what `norm` makes, or nothing.
+    """
+    value, readers = norm.result, users.get(norm.result, [])
+    means = [node for node in readers if node is not None and node.op == "aten.mean.dim"]
+    if len(readers) != 2 or len(means) != 1:
+        return []
+    (mean,) = means
+    given, last = mean.named(("self", "dim", "keepdim")), users.get(mean.result, [])
+    dims = given.pop("dim", None)
+    if given != {"self": value, "keepdim": True} or not _are_positions(dims, len(value.shape)):
+        return []
+    difference = last[0] if len(last) == 1 and last[0] in readers else None
+    if difference is None or difference.op != "aten.sub.Tensor":
+        return []
+    if difference.args != (value, mean.result) or difference.kwargs.get("alpha", 1) != 1:
+        return []
+    places = [graph.nodes.index(node) for node in (norm, difference)]
+    written = any(map(writes, graph.nodes[slice(*places)]))
+    alike = norm.regions == mean.regions == difference.regions
+    return [mean, difference] if alike and not written else []
+
+
 def keeps_channels(node: Node, before: Value) -> bool:
     """Does it view `before` in another shape of as many samples and channels? To a tail's steps
     that is the same.
@@ -82,6 +109,13 @@ def _softmax_kind(dim: int | None, dimensions: int) -> str | None:
     if dim in (1, 1 - dimensions):
         return "kSoftmax"
     return "kPlaneSoftmax" if dimensions == 3 and dim in (2, -1) else None
+
+
+def _are_positions(dims: Any, dimensions: int) -> bool:
+    """Each of those behind batch and channels, once?"""
+    if not isinstance(dims, (list, tuple)) or not all(isinstance(dim, int) for dim in dims):
+        return False
+    return sorted(dim % dimensions for dim in dims) == [*range(2, dimensions)]
 
 
 def _is_plain_call(node: Node, arguments: int) -> bool:

@@ -15,10 +15,23 @@ enum class TailKind {
   kMaxPool,       // likewise
   kGroupNorm,
   kBatchNorm,  // by a batch's statistics
+#ifdef TCONV_CENTRED_TAILS
+  kCentredBatchNorm,  // whose result has the mean of each channel of a sample taken away
+#endif
 };
 
 // What is called, with the number of a tail of this kind, or else nothing is computed.
-enum class TailOperator { kLayerNorm, kSoftmax, kPlaneSoftmax, kPool, kGroupNorm, kBatchNorm };
+enum class TailOperator {
+  kLayerNorm,
+  kSoftmax,
+  kPlaneSoftmax,
+  kPool,
+  kGroupNorm,
+  kBatchNorm,
+#ifdef TCONV_CENTRED_TAILS
+  kCentredBatchNorm,
+#endif
+};
 
 // Registers hold so many channels of a position.
 constexpr int64_t kMostSoftmaxChannels = 256;

@@ -44,15 +44,17 @@ _CHAIN = (
     [_named("leaky_relu", 0.2), _by("mul", 1.5), _named("gelu"), _by("add", 0.25)],
     lambda v: F.gelu(F.leaky_relu(v, 0.2) * 1.5) + 0.25,
 )
+_NONE = [], lambda v: v
 _TWICE = [_SWISH, _named("clamp", -0.25, 1.0)], lambda v: (torch.sigmoid(v) * v).clamp(-0.25, 1.0)
 NORM_TAILS = [
     NormTail(kind, *steps)
     for kind, steps in (
         *(("kGroupNorm", steps) for steps in (_RELU, _CHAIN)),
         *(("kBatchNorm", steps) for steps in (_RELU, _TWICE)),
+        *(("kCentredBatchNorm", steps) for steps in (_NONE, _TWICE)),
     )
 ]
-LONG_NORM_TAILS = [tail for tail in NORM_TAILS if tail.steps is not _RELU[0]]
+LONG_NORM_TAILS = [tail for tail in NORM_TAILS if len(tail.steps) > 1]
 _MISH = [_named("mish"), _named("gelu"), _named("softplus")], None
 LONG_NORM_TAILS += [NormTail(kind, *_MISH) for kind in ("kGroupNorm", "kBatchNorm")]
 
@@ -61,7 +63,7 @@ LONG_NORM_TAILS += [NormTail(kind, *_MISH) for kind in ("kGroupNorm", "kBatchNor
 class NormTailCase:
     """A tail, by its place in `tails`, a value's shape, and what its norm has. `groups`: of
     GroupNorm, else 0; `shift`: values by which value and gradient begin behind a boundary of 16
-    bytes.
+    bytes; `spread`: how far apart the means of planes are.
     """
 
     place: int
@@ -73,6 +75,7 @@ class NormTailCase:
     shift: tuple[int, int] = (0, 0)
     momentum: float | None = 0.1
     tracks: bool = True
+    spread: float = 0.0
     tails: tuple[NormTail, ...] = dataclasses.field(default=tuple(NORM_TAILS), repr=False)
 
     def __str__(self):
@@ -82,6 +85,11 @@ class NormTailCase:
     @property
     def tail(self) -> NormTail:
         return self.tails[self.place]
+
+    @property
+    def operator(self) -> str:
+        """Its name."""
+        return OPERATORS_OF[self.tail.kind]
 
     def tensors(self, device="cpu") -> tuple:
         """value, weight, bias and the gradient behind the steps."""
@@ -93,7 +101,9 @@ class NormTailCase:
             held[shift:] = made.flatten().to(device, self.dtype)
             return held[shift:].view(shape)
 
-        value = normal(*self.shape, shift=self.shift[0], mean=self.mean)
+        planes = *self.shape[:2], *[1] * (len(self.shape) - 2)
+        apart = torch.randn(planes, generator=torch.Generator().manual_seed(5)) * self.spread
+        value = normal(*self.shape, shift=self.shift[0], mean=self.mean + apart)
         weight, bias = (normal(self.shape[1]) for _ in range(2))
         grad = normal(*self.shape, shift=self.shift[1])
         return value, *((weight, bias) if self.affine else (None, None)), grad
@@ -110,11 +120,11 @@ class NormTailCase:
         if self.groups:
             return library.group_norm(number, value, weight, bias, self.groups, _EPS)
         rest = *running, self.momentum or 0.0, _EPS
-        return library.batch_norm(number, value, weight, bias, *rest)
+        return getattr(library, self.operator)(number, value, weight, bias, *rest)
 
     def backward(self, library, number: int, grad, value, weight, bias, maps, wanted: int) -> tuple:
-        name = "group_norm" if self.groups else "batch_norm"
-        call = getattr(library, f"{name}_backward", None) or getattr(library, name)
+        call = getattr(library, f"{self.operator}_backward", None)
+        call = call or getattr(library, self.operator)
         rest = (self.groups, _EPS) if self.groups else (_EPS,)
         return call(number, grad, value, weight, bias, maps, *rest, wanted)
 
@@ -132,7 +142,8 @@ class NormTailCase:
         grad_value, sums = self.backward(backward, number, *given)
         assert found.dtype == grad_value.dtype == sums.dtype == self.dtype
         assert found.shape == grad_value.shape == value.shape and found.is_contiguous()
-        truth = _Truth(self, value, weight, bias, grad)
+        truth = _CentredTruth if self.tail.kind == "kCentredBatchNorm" else _Truth
+        truth = truth(self, value, weight, bias, grad)
         self._within("result", found, *truth.result())
         self._within("gradient", grad_value, *truth.of_value())
         for name, got, exact in zip(("weight", "bias"), sums, truth.of_vectors(), strict=False):
@@ -167,11 +178,9 @@ class _Truth:
         value, ones = value.double(), value.new_ones(value.shape[1]).double()
         self._weight = (ones if weight is None else weight.double()).view(like)
         bias = (0 * ones if bias is None else bias.double()).view(like)
-        centred = value - self._mean(value)
-        self._rstd = (self._mean(centred.square()) + _EPS).rsqrt()
-        self._n = centred * self._rstd
+        self._read(value)
         scaled = self._n * self._weight
-        self._y = scaled + bias
+        self._y = scaled + (bias if case.tail.kind != "kCentredBatchNorm" else 0)
         # Of the mean, in units of the spread; of the value, the scale and the sum.
         read = value.abs() * self._rstd
         self._off_n = _SMALL * (2 * read + 4 + 4 * self._n.abs())
@@ -182,6 +191,11 @@ class _Truth:
         self._d = self._slope(self._y) * self._grad
         differs = self._most(self._slope) * self._grad.abs()
         self._off_d = differs + 4 * self._own * (self._grad.abs() + self._d.abs())
+
+    def _read(self, value) -> None:
+        centred = value - self._mean(value)
+        self._rstd = (self._mean(centred.square()) + _EPS).rsqrt()
+        self._n = centred * self._rstd
 
     def result(self) -> tuple:
         exact = self._run(self._y)
@@ -232,7 +246,39 @@ class _Truth:
         return of_group.mean(2, keepdim=True).expand_as(of_group).reshape(v.shape)
 
 
-GROUP_RELU, GROUP_CHAIN, BATCH_RELU, BATCH_TWICE = range(4)
+class _CentredTruth(_Truth):
+    """With deviations from the mean of each plane."""
+
+    def _read(self, value) -> None:
+        super()._read(value)
+        self._of_channel = self._n
+        self._n = (value - self._of_plane(value)) * self._rstd
+
+    def of_value(self) -> tuple:
+        weight, d, n, far = self._weight, self._d * self._weight, self._n, self._of_channel.abs()
+        mean, product = self._of_plane(d), self._mean(d * n)
+        exact = self._rstd * (d - mean - self._of_channel * product)
+        off = self._off_d * weight.abs() + 8 * _SMALL * d.abs()
+        off_product = self._mean(off * n.abs()) + self._mean(d.abs() * (self._off_n + 8 * _SMALL))
+        most = (
+            off
+            + self._of_plane(off)
+            + off_product * (1 + far)
+            + (self._off_n + 8 * _SMALL * far) * product.abs()
+            + 8 * _SMALL * mean.abs()
+        )
+        most = most + exact.abs() / self._rstd * (self._mean(self._off_n) + 8 * _SMALL)
+        return exact, self._rstd * most
+
+    def of_vectors(self) -> list[tuple]:
+        of_weight, (of_bias, _) = super().of_vectors()
+        return [of_weight, (0 * of_bias, 0 * of_bias)]
+
+    def _of_plane(self, v) -> torch.Tensor:
+        return v.mean([*range(2, v.dim())], keepdim=True).expand_as(v)
+
+
+GROUP_RELU, GROUP_CHAIN, BATCH_RELU, BATCH_TWICE, CENTRED, CENTRED_TWICE = range(6)
 _LOW = (torch.float16, torch.bfloat16)
 CASES = [
     NormTailCase(GROUP_RELU, (2, 4, 5, 6, 8), 2),  # one block, a warp for each channel
@@ -251,6 +297,25 @@ CASES = [
     NormTailCase(BATCH_TWICE, (2, 3, 33, 65), mean=30.0),  # a block's planes, of backward
     NormTailCase(BATCH_RELU, (2, 3, 2, 65, 127), tracks=False),  # and of two parts
 ]
+CENTRED_CASES = [
+    NormTailCase(CENTRED, (2, 3, 6, 8)),
+    NormTailCase(CENTRED_TWICE, (3, 5, 7, 9), affine=False, momentum=None),
+    NormTailCase(CENTRED_TWICE, (2, 2, 40, 52), shift=(1, 0)),  # two threads a plane, forward
+    NormTailCase(CENTRED, (5, 1, 3, 2, 127), mean=1000.0),
+    NormTailCase(CENTRED, (3, 2, 9, 33), spread=100.0),  # a result small beside the deviations
+    NormTailCase(CENTRED, (4, 2, 300), mean=-30.0, spread=3.0, tracks=False),
+    NormTailCase(CENTRED_TWICE, (2, 2, 260, 67), spread=2.0),  # two threads a plane, backward
+    NormTailCase(CENTRED, (17, 1, 65700), shift=(2, 3)),  # two warps a plane, two rounds, forward
+    NormTailCase(CENTRED, (300, 1, 2, 2), mean=3.0),  # planes by turns, backward
+    NormTailCase(CENTRED, (1100, 1, 3), mean=3.0, affine=False),  # and forward
+]
+
+
+OPERATORS_OF = {
+    "kGroupNorm": "group_norm",
+    "kBatchNorm": "batch_norm",
+    "kCentredBatchNorm": "centred_batch_norm",
+}
 
 
 def random_case(seed: int, tails: tuple[NormTail, ...] = tuple(NORM_TAILS)) -> NormTailCase:
@@ -271,6 +336,7 @@ def random_case(seed: int, tails: tuple[NormTail, ...] = tuple(NORM_TAILS)) -> N
         shift=(rng.choice([0, 0, 1, 5]), rng.choice([0, 0, 1, 3])),
         momentum=rng.choice([None, 0.1, 0.5]),
         tracks=rng.random() < 0.7,
+        spread=rng.choice([0.0, 0.0, 1.0, 30.0]),
         tails=tails,
     )
 

@@ -33,6 +33,7 @@ import torch
 from tests.builds_ahead import EXTREMA, FEW_CHANNELS, MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
 from tests.group_norm_tools import CASES as GROUP_CASES
 from tests.sanitizer_models import (
+    centred_are_finite,
     extrema_are_finite,
     few_channels_are_finite,
     grouped_is_finite,
@@ -47,6 +48,7 @@ KERNELS = ("plain", "direct", "portable", "hopper")
 CHAIN = "soft_activations"  # whose gradient is formed as it is packed
 GROUPED = "grouped_volumes"  # whose GroupNorm has a library of its own
 NORMED = "normed_volumes"  # whose tails have one
+CENTRED = "centred_norms"  # whose tails take away the means of planes
 JOINED = "joined_volumes"  # whose value is kept, and one of whose gradients two operands share
 PACKED = "packed_volumes"  # whose chain's gradient is formed as volumes are packed
 NUMBERS = (
@@ -61,6 +63,7 @@ NUMBERS = (
     JOINED,
     GROUPED,
     NORMED,
+    CENTRED,
     FEW_CHANNELS,
     EXTREMA,
 )  # 65 has the kernels of 69
@@ -69,6 +72,7 @@ _OF_THEIR_OWN = {
     JOINED: joined_volumes_are_finite,
     GROUPED: grouped_is_finite,
     NORMED: tails_are_finite,
+    CENTRED: centred_are_finite,
     FEW_CHANNELS: few_channels_are_finite,
     EXTREMA: extrema_are_finite,
 }
@@ -170,6 +174,7 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(EXTREMA, (24, 40), (2, 24, 7, 20), dtype, "hopper")
             yield Run(EXTREMA, (64, 130), (1, 64, 9, 21), dtype, "hopper")
             yield Run(EXTREMA, (64, 16), (2, 64, 8, 9), dtype, "hopper")  # no planes to join
+        yield Run(CENTRED, (), (3, 6, 3, 5, 7), torch.float32, "hopper")
         for case in GROUP_CASES:
             yield Run(GROUPED, (case,), case.image, case.dtype, "hopper")
         for shape in (

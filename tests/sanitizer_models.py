@@ -57,6 +57,21 @@ def stepped_batch_norm_is_finite(solution: dict, dtype: torch.dtype) -> bool:
     return good
 
 
+def centred_are_finite(solution: dict, run) -> bool:
+    """BatchNorm with each plane's mean taken away: of a warp's planes, of a block's, and of so many
+    that several warps share, that a block joins their moments in two rounds.
+    """
+    good = True
+    for shape in (run.shape, (*run.shape[:2], 3, 29, 31), (17, 1, 65700)):
+        value, grad = (torch.randn(shape).to("cuda") for _ in range(2))
+        vectors = [torch.rand(shape[1]).to("cuda") for _ in range(4)]
+        moved = *vectors[2:], torch.tensor(2).to("cuda"), 0.0
+        given = value, *vectors[:2]
+        found = _stepped(solution, "centred_batch_norm", given, grad, (), moved)
+        good &= all(bool(t.cpu().isfinite().all()) for t in (*found, *vectors))
+    return good
+
+
 def _stepped(solution: dict, name: str, given: tuple, grad, numbers: tuple, moved=()) -> list:
     """Results and gradients of tail 0, a norm with steps behind it."""
     forward, backward = solution["_tail_library"](), solution["_tail_gradient_library"]()

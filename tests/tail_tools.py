@@ -46,7 +46,7 @@ TAILS: list[tuple[str, Steps]] = [
 
 OF_NORMS = len(TAILS)  # the number of the first of NORM_TAILS, behind those
 OF_REFERENCE = OF_NORMS + len(NORM_TAILS)  # and of normed_volumes.py's, behind them
-_WITH_TAILS = "normed_volumes", "grouped_volumes", "volume_only"  # and so on
+_WITH_TAILS = "normed_volumes", "grouped_volumes", "volume_only", "centred_norms"  # and so on
 
 
 def _tails_of(reference: str) -> list[Fused]:
@@ -60,7 +60,7 @@ def first_tail_of(reference: str) -> int:
 
 
 def tails_header(gradients: bool = False) -> str:
-    """The text of generated_tail.h with TAILS, NORM_TAILS and those of three references."""
+    """The text of generated_tail.h with TAILS, NORM_TAILS and those of four references."""
     made = [(kind, steps.made) for kind, steps in TAILS]
     made += [(tail.kind, tail.steps) for tail in NORM_TAILS]
     for name in _WITH_TAILS:

@@ -12,7 +12,7 @@ from generator.sources import gradient_cuda_source
 from generator.step_table import tail_header
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import needs_cuda_headers
-from tests.norm_tail_tools import CASES, GROUP_RELU, random_case, tails_of_steps
+from tests.norm_tail_tools import CASES, CENTRED_CASES, GROUP_RELU, random_case, tails_of_steps
 from tests.sweeps import swept
 from tests.tail_tools import OF_NORMS, TAILS, first_tail_of
 
@@ -25,7 +25,7 @@ def libraries(emulated_tail, emulated_tail_gradients):
     return emulated_tail, emulated_tail_gradients
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *CENTRED_CASES], ids=str)
 def test_right(libraries, case):
     forward, backward = libraries
     with forward.on(detect_races=True), backward.on(detect_races=True):
@@ -41,7 +41,10 @@ def test_random_cases(libraries, first):
             random_case(seed).check(*libraries, OF_NORMS)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH], ids=str)
+ORDERED = [CASES[0], CASES[2], BATCH, *(CENTRED_CASES[i] for i in (2, 6, 7))]
+
+
+@pytest.mark.parametrize("case", ORDERED, ids=str)
 def test_the_same_bits_in_any_order_of_warps(libraries, case):
     found = []
     for seed in (1, 2):
@@ -51,7 +54,7 @@ def test_the_same_bits_in_any_order_of_warps(libraries, case):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], BATCH, CENTRED_CASES[0]], ids=str)
 def test_what_is_not_finite_stays_in_its_group(libraries, case, bad):
     """As PyTorch has it, forward and backward: a group, or a channel, of NaN."""
     value, weight, bias, grad = case.tensors()
@@ -62,9 +65,12 @@ def test_what_is_not_finite_stays_in_its_group(libraries, case, bad):
         grads = case.backward(libraries[1], number, grad, value, weight, bias, maps, 3)
     leaves = [t.double().requires_grad_() for t in (value, weight, bias)]
     if case.groups:
-        exact = case.tail.run(F.group_norm(leaves[0], case.groups, *leaves[1:]))
+        normed = F.group_norm(leaves[0], case.groups, *leaves[1:])
     else:
-        exact = case.tail.run(F.batch_norm(leaves[0], None, None, *leaves[1:], True))
+        normed = F.batch_norm(leaves[0], None, None, *leaves[1:], True)
+    if case.operator == "centred_batch_norm":
+        normed = normed - normed.mean((2, 3), keepdim=True)
+    exact = case.tail.run(normed)
     wanted = torch.autograd.grad(exact, leaves, grad.double())
     made = (found, grads[0], *grads[1])
     for mine, theirs in zip(made, (exact.detach(), *wanted), strict=True):
@@ -92,7 +98,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_group(libraries):
 
 
 def test_tensors_that_are_not_contiguous(libraries):
-    for case in (CASES[0], BATCH):
+    for case in (CASES[0], BATCH, CENTRED_CASES[0]):
         value, weight, bias, grad = case.tensors()
         strided = [t.transpose(1, -1).contiguous().transpose(1, -1) for t in (value, grad)]
         number, found = OF_NORMS + case.place, []
@@ -158,7 +164,11 @@ def test_what_is_refused(libraries):
     assert len(TAILS) == OF_NORMS
 
 
-OF_MODELS = {"grouped_volumes": "group_norm", "volume_only": "batch_norm"}
+OF_MODELS = {
+    "grouped_volumes": "group_norm",
+    "volume_only": "batch_norm",
+    "centred_norms": "centred_batch_norm",
+}
 
 
 @pytest.mark.parametrize("name", OF_MODELS)
@@ -178,7 +188,7 @@ def test_a_training_step_of_a_model(shelf, libraries, name, monkeypatch):
     gradients = types.SimpleNamespace(**{f"{kind}_backward": other})
     monkeypatch.setitem(solution, "_tail_library", lambda: library)
     monkeypatch.setitem(solution, "_tail_gradient_library", lambda: gradients)
-    if kind == "batch_norm":
+    if kind != "group_norm":
         monkeypatch.setitem(solution, "_norm_pays", lambda module, x: True)
     else:
         monkeypatch.setitem(

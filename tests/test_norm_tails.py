@@ -19,9 +19,13 @@ from tests.solution_tools import REFERENCES, generated, program_of
 from tests.sweeps import swept
 from tests.tail_tools import drawn, sums_by_bit
 
-KINDS = "kGroupNorm", "kBatchNorm"
-GROUPS, BATCH = range(2)
+KINDS = "kGroupNorm", "kBatchNorm", "kCentredBatchNorm"
+GROUPS, BATCH, CENTRED = range(3)
 CHAIN = (_Gelu("none"),)
+
+
+def centred(y):
+    return y - y.mean([*range(2, y.dim())], keepdim=True)
 
 
 class Library:
@@ -30,7 +34,7 @@ class Library:
     def __init__(self):
         self.wanted = []
         self.maps = torch.randn(3, 4)
-        for name in ("group_norm", "batch_norm"):
+        for name in ("group_norm", "batch_norm", "centred_batch_norm"):
             forward, backward = getattr(self, f"_{name}"), getattr(self, f"_{name}_backward")
             setattr(self, name, types.SimpleNamespace(default=forward))
             setattr(self, f"{name}_backward", types.SimpleNamespace(default=backward))
@@ -44,6 +48,12 @@ class Library:
         factor = momentum if count is None else 1 / int(count)
         return F.gelu(F.batch_norm(x, mean, var, weight, bias, True, factor, eps)), self.maps
 
+    def _centred_batch_norm(self, number, x, weight, bias, mean, var, count, momentum, eps):
+        assert number == CENTRED
+        factor = momentum if count is None else 1 / int(count)
+        y = F.batch_norm(x, mean, var, weight, bias, True, factor, eps)
+        return F.gelu(centred(y)), self.maps
+
     def _group_norm_backward(self, number, grad, x, weight, bias, maps, groups, eps, wanted):
         return self._gradients(
             lambda v, *p: self._group_norm(number, v, *p, groups, eps),
@@ -53,6 +63,12 @@ class Library:
     def _batch_norm_backward(self, number, grad, x, weight, bias, maps, eps, wanted):
         return self._gradients(
             lambda v, *p: self._batch_norm(number, v, *p, None, None, None, 0.0, eps),
+            *(grad, x, weight, bias, maps, wanted),
+        )
+
+    def _centred_batch_norm_backward(self, number, grad, x, weight, bias, maps, eps, wanted):
+        return self._gradients(
+            lambda v, *p: self._centred_batch_norm(number, v, *p, None, None, None, 0.0, eps),
             *(grad, x, weight, bias, maps, wanted),
         )
 
@@ -75,7 +91,7 @@ def library(monkeypatch):
     monkeypatch.setattr(tail_gradients, "_tail_gradient_library", lambda: made)
     monkeypatch.setattr(large_tails, "_group_norm_pays", lambda module, x: True)
     monkeypatch.setattr(large_batch_norm, "_norm_pays", lambda module, x: True)
-    monkeypatch.setattr(tail_gradients, "_TAIL_CHAINS", (CHAIN, CHAIN))
+    monkeypatch.setattr(tail_gradients, "_TAIL_CHAINS", (CHAIN,) * 3)
     for module in (large_tails, tail_gradients):
         monkeypatch.setattr(module, "_TAILS", KINDS)
     return made
@@ -92,6 +108,9 @@ LAYERS = [
     (BATCH, drawn(nn.BatchNorm3d(4, momentum=None)), (2, 4, 3, 2, 5)),
     (BATCH, drawn(nn.BatchNorm1d(4, affine=False, momentum=0.5)), (2, 4, 7)),
     (BATCH, drawn(nn.BatchNorm2d(4, track_running_stats=False)), (2, 4, 3, 5)),
+    (CENTRED, drawn(nn.BatchNorm3d(4, eps=0.1)), (2, 4, 3, 2, 5)),
+    (CENTRED, drawn(nn.BatchNorm2d(4, momentum=None)), (2, 4, 3, 5)),
+    (CENTRED, drawn(nn.BatchNorm1d(4, affine=False, track_running_stats=False)), (2, 4, 7)),
 ]
 EACH = pytest.mark.parametrize(("number", "layer", "shape"), LAYERS, ids=str)
 
@@ -99,6 +118,12 @@ EACH = pytest.mark.parametrize(("number", "layer", "shape"), LAYERS, ids=str)
 def value(*shape):
     generator = torch.Generator().manual_seed(len(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def of_layer(number, layer, x):
+    """The same by the layer and PyTorch's operators."""
+    y = layer(x)
+    return F.gelu(centred(y) if number == CENTRED else y)
 
 
 def of_tail(number, layer, x, steps=()):
@@ -116,7 +141,7 @@ def test_as_the_layer(library, number, layer, shape):
     for step in range(3):
         x = value(*shape) + step
         with torch.set_grad_enabled(step == 1):
-            found, wanted = of_tail(number, ours, x), F.gelu(theirs(x))
+            found, wanted = of_tail(number, ours, x), of_layer(number, theirs, x)
         assert torch.allclose(found, wanted)
     for mine, its in zip(ours.buffers(), theirs.buffers(), strict=True):
         assert torch.allclose(mine, its)
@@ -126,7 +151,7 @@ def test_as_the_layer(library, number, layer, shape):
 def test_gradients_are_pytorchs(library, number, layer, shape):
     x = value(*shape).requires_grad_()
     leaves = [x, *layer.parameters()]
-    ours, theirs = of_tail(number, layer, x), F.gelu(layer(x))
+    ours, theirs = of_tail(number, layer, x), of_layer(number, layer, x)
     grad = value(*shape)
     for mine, its in zip(
         *(torch.autograd.grad(y, leaves, grad) for y in (ours, theirs)), strict=True
@@ -140,7 +165,7 @@ def test_gradients_of_gradients(library, number, layer, shape):
     """PyTorch's, and so are the first ones of create_graph=True; statistics stay."""
     x = value(*shape).requires_grad_()
     leaves, both = [x, *layer.parameters()], []
-    for y in (of_tail(number, layer, x), F.gelu(layer(x))):
+    for y in (of_tail(number, layer, x), of_layer(number, layer, x)):
         before = [buffer.clone() for buffer in layer.buffers()]
         first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
         assert library.wanted == []
@@ -151,7 +176,7 @@ def test_gradients_of_gradients(library, number, layer, shape):
     assert all(torch.allclose(a, b) for a, b in zip(*both, strict=True))
 
 
-@pytest.mark.parametrize("number", [GROUPS, BATCH])
+@pytest.mark.parametrize("number", [GROUPS, BATCH, CENTRED])
 @pytest.mark.parametrize("frozen", ["x", "weight", "bias"])
 def test_frozen_tensors(library, number, frozen):
     layer = drawn(nn.GroupNorm(2, 4) if number == GROUPS else nn.BatchNorm2d(4))
@@ -162,7 +187,7 @@ def test_frozen_tensors(library, number, frozen):
     leaves = [tensor for name, tensor in tensors.items() if name != frozen]
     grad = value(2, 4, 3, 5)
     ours = torch.autograd.grad(of_tail(number, layer, x), leaves, grad)
-    theirs = torch.autograd.grad(F.gelu(layer(x)), leaves, grad)
+    theirs = torch.autograd.grad(of_layer(number, layer, x), leaves, grad)
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -197,6 +222,9 @@ class Doubled(nn.BatchNorm2d):
         (BATCH, nn.BatchNorm3d(4)),  # whose error is PyTorch's
         (BATCH, Doubled(4)),
         (BATCH, nn.Identity()),
+        (CENTRED, hooked(nn.BatchNorm2d(4))),
+        (CENTRED, nn.BatchNorm2d(4).eval()),
+        (CENTRED, nn.GroupNorm(2, 4)),
     ],
     ids=str,
 )
@@ -213,7 +241,7 @@ def test_one_position_of_an_instance_is_pytorchs_error(library):
         layer(x)
 
 
-@pytest.mark.parametrize("number", [GROUPS, BATCH])
+@pytest.mark.parametrize("number", [GROUPS, BATCH, CENTRED])
 def test_a_step_that_is_another_one_is_pytorchs_and_no_batch_counts(library, number):
     layer = nn.GroupNorm(2, 4) if number == GROUPS else nn.BatchNorm2d(4)
     step = nn.LeakyReLU(0.1)
@@ -238,7 +266,8 @@ def test_as_without_steps_it_has_to_pay(library, monkeypatch):
     monkeypatch.setattr(large_tails, "_group_norm_pays", lambda module, x: False)
     monkeypatch.setattr(large_batch_norm, "_norm_pays", lambda module, x: False)
     x = value(2, 4, 3, 5)
-    for number, layer in ((GROUPS, nn.GroupNorm(2, 4)), (BATCH, nn.BatchNorm2d(4))):
+    norms = (GROUPS, nn.GroupNorm(2, 4)), (BATCH, nn.BatchNorm2d(4)), (CENTRED, nn.BatchNorm2d(4))
+    for number, layer in norms:
         assert large_tails._tail(number, x, layer, (), ()) == (False, x)
 
 

@@ -41,7 +41,7 @@ def _tail(number: int, x, layer, vectors, step_layers) -> tuple:
         """(the result, what its gradients read besides)"""
         operator = getattr(_tail_library(), name).default
         flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
-        moved = _counted_batch(layer) if name == "batch_norm" else ()
+        moved = _counted_batch(layer) if "batch_norm" in name else ()
         with _ALLOCATION:
             found = operator(number, value, *flat, *moved, *numbers, *vectors)
         return (found[0], found[1:]) if kind in _NORM_TAILS else (found, ())
@@ -86,6 +86,12 @@ def _batch_norm_call(layer, x) -> tuple:
     if not _kernels_serve(layer, x):
         return _NO_TAIL
     return "batch_norm", (layer.eps,), (layer.weight, layer.bias)
+
+
+def _centred_batch_norm_call(layer, x) -> tuple:
+    """Likewise; it pays where the norm alone does."""
+    name, *rest = _batch_norm_call(layer, x)
+    return (name and f"centred_{name}", *rest)
 
 
 def _softmax_call(layer, x) -> tuple:
@@ -134,8 +140,9 @@ _TAIL_CALLS = {
     "kMaxPool": _pool_call,
     "kGroupNorm": _group_norm_call,
     "kBatchNorm": _batch_norm_call,
+    "kCentredBatchNorm": _centred_batch_norm_call,
 }
-_NORM_TAILS = "kGroupNorm", "kBatchNorm"  # whose steps have no operands
+_NORM_TAILS = "kGroupNorm", "kBatchNorm", "kCentredBatchNorm"  # whose steps have no operands
 
 
 def _fits_tail(tensor, x) -> bool:

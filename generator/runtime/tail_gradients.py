@@ -8,10 +8,10 @@ from generator.runtime.generated import _TAIL_CHAINS, _TAILS
 from generator.runtime.gradients import _chain_forward
 from generator.runtime.tail_libraries import _tail_gradient_library
 
+# Which have sums of weight and bias, and none of the steps' operands.
+_OF_NORMS = "layer_norm", "group_norm", "batch_norm", "centred_batch_norm"
 # By operator, of how many of the steps' operands the kernels form gradients.
-_MOST_TAIL_SUMS = {"layer_norm": 0, "group_norm": 0, "batch_norm": 0, "softmax": 1}
-
-_OF_NORMS = "layer_norm", "group_norm", "batch_norm"  # which have sums of weight and bias
+_MOST_TAIL_SUMS = dict.fromkeys(_OF_NORMS, 0) | {"softmax": 1}
 
 
 def _has_tail_gradient(name: str, vectors) -> bool:
@@ -87,8 +87,10 @@ def _tail_of_pytorch(number: int, name: str, x, tensors, numbers) -> torch.Tenso
     if name == "group_norm":
         sizes = x.shape[0], x.shape[1], x.numel() // (x.shape[0] * x.shape[1])
         return aten.native_group_norm.default(x, *tensors, *sizes, *numbers)[0]
-    if name == "batch_norm":
-        return aten.native_batch_norm.default(x, *tensors, None, None, True, 0.0, *numbers)[0]
+    if "batch_norm" in name:
+        y = aten.native_batch_norm.default(x, *tensors, None, None, True, 0.0, *numbers)[0]
+        centred = name == "centred_batch_norm"
+        return aten.sub.Tensor(y, aten.mean.dim(y, [*range(2, y.dim())], True)) if centred else y
     if name == "softmax":
         return aten.softmax.int(x, 1)
     if name == "plane_softmax":

@@ -3,6 +3,7 @@
 import torch
 
 from generator.runtime.generated import (
+    _TAILS,
     TAIL_CUDA_SOURCE,
     TAIL_GRADIENT_CUDA_SOURCE,
     TAIL_GRADIENT_OPERATOR_SOURCE,
@@ -60,6 +61,8 @@ def _tail_library():
     """The namespace with the operators of kernels_src/binding/operator_tail.cpp."""
     fakes = dict.fromkeys(("layer_norm", "softmax", "plane_softmax"), _fake_tail)
     fakes |= {"pool": _fake_pool, "group_norm": _fake_norm(True), "batch_norm": _fake_norm(False)}
+    if "kCentredBatchNorm" in _TAILS:
+        fakes["centred_batch_norm"] = _fake_norm(True)
     namespace, _ = _load_operators(*_TAIL_LIBRARY, fakes)
     return namespace
 
@@ -74,5 +77,7 @@ def _tail_gradient_library():
         "group_norm_backward": _fake_gradient(5),
         "batch_norm_backward": _fake_gradient(4),
     }
+    if "kCentredBatchNorm" in _TAILS:
+        fakes["centred_batch_norm_backward"] = _fake_gradient(4)
     namespace, _ = _load_operators(*_TAIL_GRADIENT_LIBRARY, fakes)
     return namespace

@@ -32,6 +32,9 @@ struct ChannelNormOperands {
 
   // How many maps forward leaves.
   static int64_t num_maps(const Tensor& value, TailOperator asked) {
+#ifdef TCONV_CENTRED_TAILS
+    if (asked == TailOperator::kCentredBatchNorm) return value.size(0) * value.size(1);
+#endif
     return asked == TailOperator::kGroupNorm ? value.size(0) * value.size(1) : value.size(1);
   }
 

@@ -83,8 +83,7 @@ void group_norm(StableIValue* values, uint64_t, uint64_t) {
 
 // running_mean and running_var, where given, move towards the batch's statistics by momentum or, where num_batches is
 // given, by 1 / num_batches.
-void batch_norm(StableIValue* values, uint64_t, uint64_t) {
-  constexpr TailOperator kAsked = TailOperator::kBatchNorm;
+void normalise_batch(StableIValue* values, TailOperator asked) {
   Stack stack(values);
   TailOperands in(stack);
   ChannelNormOperands norm(stack);
@@ -93,17 +92,25 @@ void batch_norm(StableIValue* values, uint64_t, uint64_t) {
   const double momentum = stack.number();
   norm.eps = stack.number();
   in.check();
-  norm.check(in, kAsked);
+  norm.check(in, asked);
   check_written("running_mean", running_mean, in.value.size(1), in.value);
   check_written("running_var", running_var, in.value.size(1), in.value);
-  const Tensor result = in.result_of(in.value.sizes().data()), maps = norm.allocate_maps(in.value, kAsked);
-  TailCall call = in.call(kAsked, result);
+  const Tensor result = in.result_of(in.value.sizes().data()), maps = norm.allocate_maps(in.value, asked);
+  TailCall call = in.call(asked, result);
   norm.fill(call, maps);
   call.updated = {pointer_of(running_mean), pointer_of(running_var), momentum,
                   static_cast<const int64_t*>(pointer_of(num_batches))};
   launch(call, device_of(in.value));
   stack.give(result, maps);
 }
+
+void batch_norm(StableIValue* values, uint64_t, uint64_t) { normalise_batch(values, TailOperator::kBatchNorm); }
+
+#ifdef TCONV_CENTRED_TAILS
+void centred_batch_norm(StableIValue* values, uint64_t, uint64_t) {
+  normalise_batch(values, TailOperator::kCentredBatchNorm);
+}
+#endif
 
 }  // namespace binding
 }  // namespace tconv
@@ -122,16 +129,27 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "batch_norm(int number, Tensor value, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
       "Tensor(b!)? running_var, Tensor? num_batches, float momentum, float eps) -> (Tensor, Tensor)");
+#ifdef TCONV_CENTRED_TAILS
+  library.def(
+      "centred_batch_norm(int number, Tensor value, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
+      "Tensor(b!)? running_var, Tensor? num_batches, float momentum, float eps) -> (Tensor, Tensor)");
+#endif
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) {
   library.impl("layer_norm", &tconv::binding::layer_norm), library.impl("softmax", &tconv::binding::softmax);
   library.impl("plane_softmax", &tconv::binding::plane_softmax), library.impl("pool", &tconv::binding::pool);
   library.impl("group_norm", &tconv::binding::group_norm);
   library.impl("batch_norm", &tconv::binding::batch_norm);
+#ifdef TCONV_CENTRED_TAILS
+  library.impl("centred_batch_norm", &tconv::binding::centred_batch_norm);
+#endif
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) {
   library.impl("layer_norm", &tconv::binding::layer_norm), library.impl("softmax", &tconv::binding::softmax);
   library.impl("plane_softmax", &tconv::binding::plane_softmax), library.impl("pool", &tconv::binding::pool);
   library.impl("group_norm", &tconv::binding::group_norm);
   library.impl("batch_norm", &tconv::binding::batch_norm);
+#ifdef TCONV_CENTRED_TAILS
+  library.impl("centred_batch_norm", &tconv::binding::centred_batch_norm);
+#endif
 }

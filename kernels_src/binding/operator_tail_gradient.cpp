@@ -128,6 +128,13 @@ void batch_norm_backward(StableIValue* values, uint64_t, uint64_t) {
   channel_norm_backward(stack, TailOperator::kBatchNorm);
 }
 
+#ifdef TCONV_CENTRED_TAILS
+void centred_batch_norm_backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  channel_norm_backward(stack, TailOperator::kCentredBatchNorm);
+}
+#endif
+
 }  // namespace binding
 }  // namespace tconv
 
@@ -148,6 +155,11 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "batch_norm_backward(int number, Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor maps, "
       "float eps, int wanted) -> (Tensor, Tensor)");
+#ifdef TCONV_CENTRED_TAILS
+  library.def(
+      "centred_batch_norm_backward(int number, Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor maps, "
+      "float eps, int wanted) -> (Tensor, Tensor)");
+#endif
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) {
   library.impl("layer_norm_backward", &tconv::binding::layer_norm_backward);
@@ -156,6 +168,9 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) {
   library.impl("pool_backward", &tconv::binding::pool_backward);
   library.impl("group_norm_backward", &tconv::binding::group_norm_backward);
   library.impl("batch_norm_backward", &tconv::binding::batch_norm_backward);
+#ifdef TCONV_CENTRED_TAILS
+  library.impl("centred_batch_norm_backward", &tconv::binding::centred_batch_norm_backward);
+#endif
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) {
   library.impl("layer_norm_backward", &tconv::binding::layer_norm_backward);
@@ -164,4 +179,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) {
   library.impl("pool_backward", &tconv::binding::pool_backward);
   library.impl("group_norm_backward", &tconv::binding::group_norm_backward);
   library.impl("batch_norm_backward", &tconv::binding::batch_norm_backward);
+#ifdef TCONV_CENTRED_TAILS
+  library.impl("centred_batch_norm_backward", &tconv::binding::centred_batch_norm_backward);
+#endif
 }

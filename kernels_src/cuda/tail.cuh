@@ -6,6 +6,9 @@
 #ifdef TCONV_NORM_TAILS
 #include "norm_tail.cuh"
 #endif
+#ifdef TCONV_CENTRED_TAILS
+#include "centred_batch_norm.cuh"
+#endif
 #include "plane_softmax.cuh"
 #include "row_norm.cuh"
 #include "window_pool.cuh"
@@ -22,6 +25,9 @@ inline int64_t tail_workspace_bytes(const TailCall& call) {
 #ifdef TCONV_NORM_TAILS
       case TailOperator::kGroupNorm: return group_norm_tail_workspace_bytes<S>(call);
       case TailOperator::kBatchNorm: return batch_norm_tail_workspace_bytes(call);
+#endif
+#ifdef TCONV_CENTRED_TAILS
+      case TailOperator::kCentredBatchNorm: return CentredBatchNorm(call).workspace_bytes();
 #endif
       default: return 0;
     }
@@ -45,6 +51,15 @@ int64_t launch_tail_as(const TailCall& call) {
     if (call.asked == TailOperator::kBatchNorm) {
       if constexpr (std::is_same_v<S, float>)
         return launch_batch_norm_tail<Step>(call);
+      else
+        return kUnsupportedDType;
+    }
+#endif
+#ifdef TCONV_CENTRED_TAILS
+  } else if constexpr (kKind == TailKind::kCentredBatchNorm) {
+    if (call.asked == TailOperator::kCentredBatchNorm) {
+      if constexpr (std::is_same_v<S, float>)
+        return CentredBatchNorm(call).run<Step>();
       else
         return kUnsupportedDType;
     }

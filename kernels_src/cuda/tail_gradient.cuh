@@ -5,6 +5,9 @@
 #ifdef TCONV_NORM_TAILS
 #include "norm_tail_gradient.cuh"
 #endif
+#ifdef TCONV_CENTRED_TAILS
+#include "centred_batch_norm_backward.cuh"
+#endif
 #include "plane_softmax_gradient.cuh"
 #include "row_norm_gradient.cuh"
 #include "window_pool_gradient.cuh"
@@ -23,6 +26,9 @@ inline int64_t tail_gradient_workspace_bytes(const TailGradientCall& call) {
 #ifdef TCONV_NORM_TAILS
       case TailOperator::kGroupNorm:
       case TailOperator::kBatchNorm: return norm_tail_gradient_workspace_bytes(call);
+#ifdef TCONV_CENTRED_TAILS
+      case TailOperator::kCentredBatchNorm: return centred_batch_norm_backward_workspace_bytes(call);
+#endif
 #else
       default: break;
 #endif
@@ -48,6 +54,15 @@ int64_t launch_tail_gradient_as(const TailGradientCall& call) {
     if (call.asked == TailOperator::kBatchNorm) {
       if constexpr (std::is_same_v<S, float>)
         return launch_norm_tail_gradient<BatchNormTailGradient<Step>>(call);
+      else
+        return kUnsupportedDType;
+    }
+#endif
+#ifdef TCONV_CENTRED_TAILS
+  } else if constexpr (kKind == TailKind::kCentredBatchNorm) {
+    if (call.asked == TailOperator::kCentredBatchNorm) {
+      if constexpr (std::is_same_v<S, float>)
+        return launch_norm_tail_gradient<CentredBatchNormBackward<Step>>(call);
       else
         return kUnsupportedDType;
     }

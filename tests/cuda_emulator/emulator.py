@@ -34,6 +34,8 @@ TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const void* call);
 TCONV_EXPORT int64_t tconv_cpu_run(const void* call);
 """
 # Memory is allocated full of ones, and none on the host's side.
+# In the place of generated_tail.h, for an operator with all there are.
+_EVERY_TAIL = "TailKind::kCentredBatchNorm;"
 _ALLOCATIONS = {
     """           device.name());
   return Tensor(handle);
@@ -120,7 +122,8 @@ def _link(
     contents["chained"] = "struct ChainInputs" in operator or "DepthChainInputs" in operator
     contents |= {"tensors": "kTensorOperands" in operator, "reduced": "run_extremum" in operator}
     contents |= {"chain_tensors": "struct TensorGradients" in operator}
-    header = resolve(KERNELS / call, **contents)
+    tails = {"generated_tail.h": _EVERY_TAIL if "kCentredBatchNorm" in operator else ""}
+    header = resolve(KERNELS / call, tails, **contents)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
     for device in ("inputs.device", "device_of(x)"):
@@ -204,7 +207,8 @@ class EmulatedGradients(EmulatedLibrary):
         name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, volumes, chained, tensors)
+        tails = _EVERY_TAIL if entry.startswith("tail") else ""
+        operator = gradient_operator(entry, volumes, chained, tensors, tails)
         path = _link(kernels, operator, flags, header, volumes)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
@@ -216,9 +220,10 @@ class EmulatedGradients(EmulatedLibrary):
             self.pool = self.namespace.pool.default
             self.group_norm = self.namespace.group_norm.default
             self.batch_norm = self.namespace.batch_norm.default
+            self.centred_batch_norm = self.namespace.centred_batch_norm.default
             return
         if entry == "tail_gradient":
-            norms = "layer_norm", "group_norm", "batch_norm"
+            norms = "layer_norm", "group_norm", "batch_norm", "centred_batch_norm"
             for name in (*norms, "softmax", "plane_softmax", "pool"):
                 setattr(self, name, getattr(self.namespace, f"{name}_backward").default)
             return
