@@ -336,7 +336,7 @@ def random_case(seed: int, tails: tuple[NormTail, ...] = tuple(NORM_TAILS)) -> N
         shift=(rng.choice([0, 0, 1, 5]), rng.choice([0, 0, 1, 3])),
         momentum=rng.choice([None, 0.1, 0.5]),
         tracks=rng.random() < 0.7,
-        spread=rng.choice([0.0, 0.0, 1.0, 30.0]),
+        spread=rng.choice([0.0, 0.0, 1.0, 30.0]) if "Centred" in tails[place].kind else 0.0,
         tails=tails,
     )
 
@@ -350,7 +350,7 @@ def tails_of_steps(seeds: range) -> list[NormTail]:
     chains += [random.Random(seed).sample(known, 2 + seed % 3) for seed in seeds]
     found = []
     for index, chain in enumerate(chains):
-        kind = "kGroupNorm" if index % 4 == 0 else "kBatchNorm"
+        kind = ("kGroupNorm", "kBatchNorm", "kBatchNorm", "kCentredBatchNorm")[index % 4]
         made = NormTail(kind, [case.step for case in chain], functools.partial(_run, chain))
         if not _is_tame(made.run):
             steps = [_named("abs"), _by("add", 0.5), *made.steps]
