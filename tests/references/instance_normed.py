@@ -11,10 +11,11 @@ class Model(nn.Module):
     def __init__(self, channels=8):
         super().__init__()
         half = channels // 2
-        up = {"stride": 2, "padding": 1, "output_padding": 1}
+        # A bias ahead of InstanceNorm has no gradient but noise.
+        up = {"stride": 2, "padding": 1, "output_padding": 1, "bias": False}
         self.up1 = nn.ConvTranspose2d(channels, half, 3, **up)
         self.norm1 = nn.InstanceNorm2d(half)
-        self.up2 = nn.ConvTranspose2d(half, half, 3, **up, bias=False)
+        self.up2 = nn.ConvTranspose2d(half, half, 3, **up)
         self.norm2 = nn.InstanceNorm2d(half, affine=True, eps=1e-3)
         self.norm3 = nn.InstanceNorm2d(half, track_running_stats=True)
         self.last = nn.ConvTranspose2d(half, 3, 3, padding=1)
