@@ -16,7 +16,7 @@ from harness import devices
 from harness.devices import Slot
 from harness.judge.processes import Processes
 from harness.report import records
-from harness.run import cli, suite
+from harness.run import cli, suite, suite_run
 from harness.run.progress import SuiteProgress
 from harness.run.suite import Plan, Suite
 from harness.run.suite_files import find_items
@@ -110,6 +110,19 @@ def test_a_failed_one_never_stops_the_rest(tmp_path, fake):
     assert kept == [f"level_1_problem_65_sample_{n}_kernel.json" for n in (0, 5, 6)]
     record = records.read_records(tmp_path / "out" / kept[1])[0]
     assert record["sample"] == 5 and record["verdict"] == "rejected" and record["command"] == "it"
+
+
+@pytest.mark.parametrize(
+    ("cores", "asked", "jobs"), [(1, None, 1), (16, None, 2), (64, None, 8), (16, 5, 5), (16, 0, 0)]
+)
+def test_builds_ahead_have_cores(monkeypatch, cores, asked, jobs):
+    """And none disturbs the times of a CPU."""
+    monkeypatch.setattr(suite_run.os, "cpu_count", lambda: cores)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+    plan = Plan(output=ROOT, arguments=[], settings={}, timeout=60, command="it")
+    of_gpu = suite_run._with_builds_ahead(plan, asked, torch.device("cuda"))
+    assert of_gpu.build_jobs == jobs and of_gpu.build_environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert suite_run._with_builds_ahead(plan, asked, torch.device("cpu")) is plan
 
 
 def test_all_slots_work_each_with_its_own_device_and_build(tmp_path, fake):

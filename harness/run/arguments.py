@@ -142,8 +142,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--build-jobs",
         type=_whole,
         metavar="N",
-        help="builds at a time on the CPUs, ahead of the GPUs; default: half of the cores; "
-        "0: none ahead; on the CPU always none, because they would disturb the times",
+        help="builds at a time on the CPUs, ahead of the GPUs; default: one for every 8 "
+        "cores; 0: none ahead; on the CPU always none, because they would disturb the times",
     )
     many.add_argument(
         "--ray",
