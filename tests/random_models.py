@@ -170,8 +170,13 @@ class _Writer:
         channels, dimensions = self.values[source].shape[1], self.values[source].dim() - 2
         name = self._name("norm")
         groups = next(g for g in (3, 2, 1) if channels % g == 0)
+        affine = self.rng.random() < 0.5
         layer = self.rng.choice(
-            [f"nn.BatchNorm{dimensions}d({channels})", f"nn.GroupNorm({groups}, {channels})"]
+            [
+                f"nn.BatchNorm{dimensions}d({channels})",
+                f"nn.GroupNorm({groups}, {channels})",
+                f"nn.InstanceNorm{dimensions}d({channels}, affine={affine})",
+            ]
         )
         return self._add(f"{name}({source})", [source], (f"{name} = {layer}",))
 
