@@ -1,5 +1,5 @@
 """Means over positions of a convolution's outputs, whose gradient is expanded; the gradients of
-volumes that are one slice again and again; and sums of channels.
+volumes that are one slice again and again; and what their channels' sums are taken of.
 """
 
 import re
@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from generator import static_rules
-from generator.runtime import gradient_kernels, mean, volume_gradients
+from generator.runtime import mean, volume_gradients
 from generator.runtime.activation_gradients import _Relu
-from tests.emulated_tools import needs_cuda_headers
 from tests.solution_tools import generated
-
-DTYPES = torch.float32, torch.float16, torch.bfloat16
 
 
 @pytest.mark.parametrize("keepdim", [True, False])
@@ -163,41 +160,3 @@ def test_so_are_a_chains(given, monkeypatch):
     monkeypatch.setattr(volume_gradients, "_library_volumes", lambda *a: torch.ones(2, 6, 3, 4, 5))
     gradients(torch.randn(2, 6, 1, 4, 5).expand(2, 6, 3, 4, 5), (_Relu(),))
     assert all(grad.is_contiguous() for grad in given) and len(given) == 3
-
-
-@needs_cuda_headers
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 5, 3, 4, 7), (1, 2, 1, 1, 1), (2, 3, 9, 16, 32)], ids=str)
-def test_sums_of_channels(emulated_volume_gradients, monkeypatch, dtype, shape):
-    kernels = emulated_volume_gradients.namespace.backward.default
-    monkeypatch.setattr(gradient_kernels, "_backward_kernels", lambda: kernels)
-    grad = torch.randn(shape).to(dtype) + 1
-    with emulated_volume_gradients.on(detect_races=True):
-        found = volume_gradients._channel_sums(grad)
-        assert emulated_volume_gradients.races() == []
-    wanted = grad.double().sum((0, 2, 3, 4))
-    assert found.dtype == dtype
-    size = grad.double().abs().sum((0, 2, 3, 4))
-    allowed = torch.finfo(dtype).eps * wanted.abs() + 1e-6 * size
-    assert ((found.double() - wanted).abs() <= allowed).all()
-    repeated = grad[:, :, :1].expand(shape)
-    torch.testing.assert_close(
-        volume_gradients._channel_sums(repeated).double(),
-        repeated.double().sum((0, 2, 3, 4)),
-        rtol=4 * torch.finfo(dtype).eps,
-        atol=4 * torch.finfo(dtype).eps * float(size.max()),
-    )
-
-
-@needs_cuda_headers
-def test_sums_that_cancel(emulated_volume_gradients, monkeypatch):
-    """Of volumes every sum is in fp64, but for the result."""
-    kernels = emulated_volume_gradients.namespace.backward.default
-    monkeypatch.setattr(gradient_kernels, "_backward_kernels", lambda: kernels)
-    first = torch.randn(2, 1, 1, 128, 128)
-    second = -first.flatten()[torch.randperm(first.numel())].view(first.shape) + 1e-7
-    grad = torch.cat([first, second], 2)
-    with emulated_volume_gradients.on():
-        found = volume_gradients._channel_sums(grad)
-    wanted = grad.double().sum((0, 2, 3, 4))
-    assert float((found.double() - wanted).abs()) <= 2.0**-23 * float(wanted.abs()) + 1e-11
