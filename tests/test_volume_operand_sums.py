@@ -27,13 +27,14 @@ def asked(monkeypatch):
     return given
 
 
-def found(steps, wanted):
-    x, weight, bias = torch.ones(2, 8, 3, 4, 5), torch.ones(8, 3, 1, 1, 1), torch.ones(3)
+def found(steps, wanted, has_bias=True):
+    x, weight = torch.ones(2, 8, 3, 4, 5), torch.ones(8, 3, 1, 1, 1)
+    bias = torch.ones(3) if has_bias else None
     vectors, grad = [torch.ones(3)] * len(wanted), torch.ones(2, 3, 3, 4, 5)
     axes = (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1)
     ctx = types.SimpleNamespace(
         call=(None, (steps, 7, None), axes, 1),
-        needs_input_grad=(*[False] * 5, True, True, True, *wanted),
+        needs_input_grad=(*[False] * 5, True, True, has_bias, *wanted),
         saved_tensors=(x, weight, bias, *vectors, None),
     )
     with torch.no_grad():
@@ -63,6 +64,12 @@ def test_what_is_added_alone_takes_no_kernel_of_chains(asked, sign, wanted):
     assert asked == [] and torch.equal(of_bias, total) and torch.equal(second, total)
     assert torch.equal(first, sign * total) if wanted else first is None
     assert len({t.data_ptr() for t in (of_bias, first, second) if t is not None}) == 2 + wanted
+
+
+def test_without_a_bias_there_is_no_gradient_of_it(asked):
+    """Autograd refuses one."""
+    *_, of_bias, of_operand = found((_Add(_Channel(0), 1, 1),), (True,), has_bias=False)
+    assert asked == [] and of_bias is None and torch.equal(of_operand, torch.full((3,), 120.0))
 
 
 @pytest.mark.parametrize("step", [_Add(_Channel(0), -1, 1), _Add(_Whole(0), 1, 1)])

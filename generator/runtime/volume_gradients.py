@@ -109,7 +109,7 @@ def _gradients_of_volumes(ctx, grad) -> list:
     pairs = zip(in_place, by_slices, strict=True)
     found = [by_slice if made is None else made for made, by_slice in pairs]
     of_operands = [g if g is None or g.dim() < 4 else g.view(grad.shape) for g in vector_grads]
-    return [*found, sums, *of_operands]
+    return [*found, sums if needs[2] else None, *of_operands]
 
 
 def _added_operands(steps) -> list | None:
