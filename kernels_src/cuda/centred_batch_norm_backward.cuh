@@ -15,10 +15,11 @@ class CentredBatchNormBackward {
   using Kernels = GroupNormGradient<NormTailInner<Step, float>, float>;
   using Args = typename Kernels::Args;
 
+  // With a group for each channel. Gradients of weight and bias are sums over samples here.
   CentredBatchNormBackward(const TailGradientCall& call, WorkspacePlaces& places)
       : call_(call),
-        args_(Kernels(as_group_norm(call), {static_cast<const norm::ChannelAffine<float>*>(call.maps), true}, false,
-                      places)
+        args_(Kernels(as_group_norm(call, call.channels),
+                      {static_cast<const norm::ChannelAffine<float>*>(call.maps), true}, false, places)
                   .args) {}
 
   int64_t run() const {
@@ -27,17 +28,6 @@ class CentredBatchNormBackward {
   }
 
  private:
-  // With a group for each channel, without gradients of weight and bias, which are sums over samples here.
-  static GroupNormGradientCall as_group_norm(const TailGradientCall& call) {
-    GroupNormGradientCall made{};
-    made.conv = call.conv;
-    made.grad = call.grad, made.value = call.value, made.weight = call.weight;
-    made.batch = call.batch, made.channels = call.channels, made.height = call.plane, made.width = 1;
-    made.row_columns = 1, made.num_groups = call.channels, made.eps = call.eps;
-    made.grad_value = call.grad_value;
-    return made;
-  }
-
   template <int kLanes>
   int64_t launch() const {
     using Finalise = CentredBatchNormBackwardConfig;

@@ -56,6 +56,17 @@ S* sums_of(const TailGradientCall& call, int row) {
   return call.wants(row) ? static_cast<S*>(call.sums) + row * call.channels : nullptr;
 }
 
+// But for the gradients of weight and bias.
+inline GroupNormGradientCall as_group_norm(const TailGradientCall& call, int64_t num_groups) {
+  GroupNormGradientCall made{};
+  made.conv = call.conv;
+  made.grad = call.grad, made.value = call.value, made.weight = call.weight;
+  made.batch = call.batch, made.channels = call.channels, made.height = call.plane, made.width = 1;
+  made.row_columns = 1, made.num_groups = num_groups, made.eps = call.eps;
+  made.grad_value = call.grad_value;
+  return made;
+}
+
 template <typename Step, typename S>
 class GroupNormTailGradient {
  public:
@@ -66,12 +77,7 @@ class GroupNormTailGradient {
 
  private:
   static GroupNormGradientCall group_norm_call(const TailGradientCall& call) {
-    GroupNormGradientCall made{};
-    made.conv = call.conv;
-    made.grad = call.grad, made.value = call.value, made.weight = call.weight;
-    made.batch = call.batch, made.channels = call.channels, made.height = call.plane, made.width = 1;
-    made.row_columns = 1, made.num_groups = call.num_groups, made.eps = call.eps;
-    made.grad_value = call.grad_value;
+    GroupNormGradientCall made = as_group_norm(call, call.num_groups);
     made.grad_weight = sums_of<S>(call, 0), made.grad_bias = sums_of<S>(call, 1);
     return made;
   }
