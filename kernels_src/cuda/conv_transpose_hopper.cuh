@@ -125,16 +125,14 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) acc[part][i] = 0.0f;
+#ifdef TCONV_JOINS_COLUMNS
+      if constexpr (may_be_apart<N, kTwin, Storage>()) pin_registers(acc[0]);  // or each way from here clears them
+#endif
       const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
       ChannelPair channels;
       bool tapped = false;
 #ifdef TCONV_SHORT_PASSES
-#ifdef TCONV_SKIPS_TAPS
-      const bool is_short =
-          has_short_passes(N) && plan.num_ic_blocks == plan.ring_ic_blocks && !args.packed.taps.any_short();
-#else
-      const bool is_short = has_short_passes(N) && plan.num_ic_blocks == plan.ring_ic_blocks;
-#endif
+      const bool is_short = has_short_passes(N) && multiplies_short_passes(args);
       if (is_short) {
         tapped = true;
         const int window_end = units_below(origin + plan.tile_pixels + plan.reach);
@@ -299,7 +297,11 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       for (int part = 0; part < kParts; ++part) pin_registers(acc[part]);
       int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
       asm volatile("" : "+r"(chunk));
+#ifdef TCONV_JOINS_COLUMNS
+      TileCursor place = finishing_place<may_be_apart<N, kTwin, Storage>()>(plan, at, chunk);
+#else
       TileCursor place(plan, chunk);
+#endif
       place.tile = at.tile;
 #ifdef TCONV_REDUCES_CHANNELS
       if (reduces_channels(N) && args.extremum != kNoExtremum) {
@@ -312,11 +314,7 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
         finish_twin_segment<N, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0], acc[1]);
       } else {
 #ifdef TCONV_JOINS_COLUMNS
-        const bool joined = stores_joined(N) && plan.joined.slots > 0;
-        if constexpr (stores_joined(N))
-          if (joined) finish_joined_segment<N>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
-        if (!joined)
-          finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
+        finish_any_segment<N, kPooled>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
 #else
         finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
 #endif

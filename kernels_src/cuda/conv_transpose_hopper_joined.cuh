@@ -178,6 +178,26 @@ __device__ __forceinline__ void finish_joined_segment(const HopperArgs<Storage>&
   }
 }
 
+// Where the kernel is: worked out anew, or, of what finish_two_columns stores, as its own cursor says, whose registers
+// that has room for.
+template <bool kMayBeApart>
+__device__ __forceinline__ TileCursor finishing_place(const Plan& plan, const TileCursor& at, int chunk) {
+  if constexpr (kMayBeApart)
+    if (plan.joined.apart) return at;
+  return TileCursor(plan, chunk);
+}
+
+// Of columns that are joined, and that are not.
+template <int N, bool kPooled, typename Storage>
+__device__ __forceinline__ void finish_any_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                   const TileCursor& at, int phase_index, int channel0, int segment,
+                                                   const ChannelPair& channels, float (&acc)[N / 2]) {
+  const bool joined = stores_joined(N) && args.plan.joined.slots > 0;
+  if constexpr (stores_joined(N))
+    if (joined) finish_joined_segment<N>(args, shared, at, phase_index, channel0, segment, channels, acc);
+  if (!joined) finish_segment<N, kPooled, Storage>(args, shared, at, phase_index, channel0, segment, channels, acc);
+}
+
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

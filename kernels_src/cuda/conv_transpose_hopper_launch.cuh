@@ -80,9 +80,8 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
 #ifdef TCONV_JOINS_COLUMNS
   if (outputs == Outputs::kAlone && joins_columns(call.layer)) {
     const JoinedColumns joined = joined_columns(call.layer, call.dtype != kFloat32);
-    Plan plan = make_plan(layer_of(call.layer, joined), outputs, call.dtype != kFloat32,
-                          static_cast<int>(device.smem_per_block), device.sm_count, true);
-    plan.joined = joined;
+    const Plan plan = make_plan(layer_of(call.layer, joined), outputs, call.dtype != kFloat32,
+                                static_cast<int>(device.smem_per_block), device.sm_count, joined);
     if (plan.usable && (!joins_zeros(call.layer, joined) || may_multiply_zeros(call))) return plan;
   }
 #endif

@@ -175,6 +175,9 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
   plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
+#ifdef TCONV_JOINS_COLUMNS
+  if (plan.joined.apart) plan.store_bytes_per_warp = kTwoColumnsBytesPerWarp;
+#endif
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes;
   plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
@@ -233,9 +236,10 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
 
 // The cheapest plan, or one that is not usable and says why.
 #ifdef TCONV_JOINS_COLUMNS
-// `joined`: of joined columns, for whose epilogue the kernels with most accumulators have no registers.
+// `joined`: what p's columns are, joined ones or not; for whose epilogue the kernels with most accumulators have no
+// registers.
 inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms,
-                      bool joined = false) {
+                      const JoinedColumns& joined = {}) {
 #else
 inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
 #endif
@@ -248,7 +252,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
   for (const Shape& shape : kShapes) {
     if (!serves(shape, outputs, sixteen_bit)) continue;
 #ifdef TCONV_JOINS_COLUMNS
-    if (joined && !stores_joined(shape.n)) continue;
+    if (joined.slots > 0 && !stores_joined(shape.n)) continue;
 #endif
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
     for (int blocks = shape.consumers; blocks >= 1; --blocks) {
@@ -258,6 +262,9 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
+#ifdef TCONV_JOINS_COLUMNS
+          plan.joined = joined;
+#endif
           if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit,
                           smem_limit, num_sms))
             continue;

@@ -11,6 +11,16 @@ namespace hopper {
 // Of more columns products take longer than all else, and accumulators leave no registers.
 constexpr bool has_short_passes(int n) { return n <= 128; }
 
+// Of such a kernel: a window's blocks of channels are in the ring side by side, with all of their taps.
+template <typename Storage>
+__device__ __forceinline__ bool multiplies_short_passes(const HopperArgs<Storage>& args) {
+#ifdef TCONV_SKIPS_TAPS
+  return args.plan.num_ic_blocks == args.plan.ring_ic_blocks && !args.packed.taps.any_short();
+#else
+  return args.plan.num_ic_blocks == args.plan.ring_ic_blocks;
+#endif
+}
+
 // Weight stages of a warpgroup's block, where they are not resident.
 struct WeightRing {
   RingCursor next;

@@ -82,6 +82,11 @@ constexpr int kVectorPixels = 4;  // pixels that a producer thread loads at once
 constexpr int kStoreColumns = 64;
 constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
+#ifdef TCONV_JOINS_COLUMNS
+// Of 16-bit outputs of columns joined by twos (conv_transpose_hopper_two_columns.cuh).
+constexpr int kTwoColumns = 128;
+constexpr int kTwoColumnsBytesPerWarp = (kStoreChannels * kTwoColumns + 64) * 4;
+#endif
 // With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the
 // banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
