@@ -256,6 +256,23 @@ def interleaves(fused: Fused) -> bool:
     return grouped or not isinstance(last, int) or last > 2
 
 
+def takes_turns(fused: Fused) -> bool:
+    """Is it an image's convolution alone, one block of 33 to 64 channels in and out, and one dense
+    pass of at most 16 taps? Then stores take as long as products, and over many pixels the weights
+    do not fit beside them (kernels_src/cuda/conv_transpose_hopper_turns.cuh). Not where a number is
+    not known, nor with steps behind: what they take was measured to cost more than turns gain.
+    """
+    given = given_to(fused)
+    stride = given["stride"]
+    steps = stride if isinstance(stride, list | tuple) else [stride]
+    in_channels, out_channels, *kernel = given["weight"].shape
+    numbers = (in_channels, out_channels, *kernel, *steps, given["groups"])
+    if fused.dimensions != 2 or fused.steps or not all(isinstance(n, int) for n in numbers):
+        return False
+    one_block = all(33 <= channels <= 64 for channels in (in_channels, out_channels))
+    return one_block and {*steps, given["groups"]} == {1} and math.prod(kernel) <= 16
+
+
 def summary(fused: Fused | Fold) -> str:
     """The chain in words."""
     return " -> ".join(map(label, fused.nodes))

@@ -15,6 +15,7 @@ from generator.calls import (
     pairs_rows,
     splits_channels,
     sums_many_channels,
+    takes_turns,
 )
 from generator.few_channels import few_channels_header, few_channels_layers
 from generator.folds import Fold
@@ -138,6 +139,11 @@ class Kernels:
         forbids it?
         """
         return self.entries == ["conv"] and any(map(splits_channels, self.calls))
+
+    @property
+    def turns(self) -> bool:
+        """Has one of them few taps for its channels, and none what forbids turns?"""
+        return self.entries == ["conv"] and any(map(takes_turns, self.calls))
 
     @property
     def short(self) -> bool:
@@ -334,7 +340,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             made.volumes,
             *(made.interleaved, made.paired, made.joined, made.split),
             *(made.sampled, made.branched, made.whole, made.short, made.few_channels),
-            made.reduced,
+            *(made.reduced, made.turns),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, *forms),

@@ -37,7 +37,7 @@ _SHORT, _CLASS_PAIRS, _AHEAD = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES", "TCO
 _SEVERAL, _FEW, _SKIPPED = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS", "TCONV_SKIPS_TAPS"
 FOLDED_NORM = "TCONV_FOLDED_NORM"  # which libraries of folds.py are compiled with: their numbers
 _NORM_TAILS, _REDUCED, _WIDE = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS", "TCONV_WIDE_SUMS"
-_CENTRED = "TCONV_CENTRED_TAILS"
+_CENTRED, _TURNS = "TCONV_CENTRED_TAILS", "TCONV_TAKES_TURNS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
 _OF_ANY_TENSOR = tuple(
@@ -73,6 +73,7 @@ def resolve(
     several: bool = False,
     few: bool = False,
     reduced: bool = False,
+    turns: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -87,7 +88,7 @@ def resolve(
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
     `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
     steps; `few`: with the kernel for volumes of few channels; `reduced`: with minima and maxima
-    over channels. Raises Refusal where a file is missing.
+    over channels; `turns`: with the Hopper kernel in turns. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     tails = replacements.get(_TAILS, "")
@@ -116,6 +117,7 @@ def resolve(
         _NORM_TAILS: any(f"TailKind::{kind};" in tails for kind in NORM_TAILS),
         _CENTRED: f"TailKind::{CENTRED};" in tails,
         _REDUCED: reduced,
+        _TURNS: turns,
         _WIDE: volumes and entry.name == "entry_group_norm_gradient.cu",
         _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
     }
@@ -189,12 +191,14 @@ def cuda_source(
     short: bool = False,
     few_channels: str | None = None,
     reduced: bool = False,
+    turns: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
     joined columns; `split`: with output channels in parts; `sampled`: with the input's scale from
-    a sample; `reduced`: with minima and maxima over channels. All serve the entry "conv" alone.
+    a sample; `reduced`: with minima and maxima over channels; `turns`: with the Hopper kernel in
+    turns. All serve the entry "conv" alone.
     `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape;
     `short`: with short passes; `few_channels`: the text of generated_few_channels.h.
     """
@@ -203,6 +207,7 @@ def cuda_source(
     if few_channels is not None:
         replacements = replacements | {_FEW_CHANNELS: few_channels}
     last = {"tensors": tensors, "short": short, "few": few_channels is not None, "reduced": reduced}
+    last["turns"] = turns
     return _resolved(paths, replacements, (), volumes, forms, branched, True, **last)
 
 
@@ -257,9 +262,10 @@ def _resolved(
     short: bool = False,
     few: bool = False,
     reduced: bool = False,
+    turns: bool = False,
 ) -> str:
     last = {"in_parts": in_parts, "tensors": tensors, "short": short, "few": few}
-    last["reduced"] = reduced
+    last |= {"reduced": reduced, "turns": turns}
     if len(paths) == 1:
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, **last)

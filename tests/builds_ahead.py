@@ -29,6 +29,7 @@ RESIDUAL = "residual_blocks"
 JOINED = "joined_upsampling"
 FEW_CHANNELS = "few_channels"
 EXTREMA = "channel_extrema"
+FULL_BLOCKS = "full_blocks"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -60,12 +61,16 @@ VOLUME_NORM_GRADIENTS = Path("volume_norm_gradients")  # NORM_GRADIENTS with thr
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
 FEW_CHANNELS_ALONE = Path("few_channels_alone")  # the kernel of FEW_CHANNELS without the others
-# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own; and what stands
-# behind those of EXTREMA.
+# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own, and of
+# FULL_BLOCKS those of more, which are in turns, too; and what stands behind those of EXTREMA.
 HOPPER_PARTS = {
     Path(f"{name}_{part}"): (name, part)
-    for name in (EXTREMA, JOINED)
-    for part in ("fp32_1", "fp16_0")
+    for name, parts in {
+        EXTREMA: ("fp32_1", "fp16_0"),
+        JOINED: ("fp32_1", "fp16_0"),
+        FULL_BLOCKS: ("fp32_0", "fp16_0", "bf16_0"),
+    }.items()
+    for part in parts
 }
 EXTREMA_BEHIND = Path("extrema_behind")
 
@@ -90,6 +95,7 @@ EMULATED_GRADIENTS = {
 OPTIMISED = dict.fromkeys(
     (
         *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS, EXTREMA),
+        FULL_BLOCKS,
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
         *(MANY_CHANNELS_GRADIENTS, VOLUME_CHAIN_GRADIENTS, VOLUME_NORM_GRADIENTS),
     ),
@@ -221,7 +227,7 @@ def _fused(name: str) -> Fused:
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... EXTREMA, by name;
+    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... FULL_BLOCKS, by name;
     `gradients` those of the libraries beside the forward, by source; `compiled` those of (object
     file, nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler
     is missing.
@@ -244,7 +250,7 @@ class BuildsAhead:
             alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
             alone |= {"emulated_residual": RESIDUAL, "emulated_few_channels": FEW_CHANNELS}
             alone |= {"emulated_joined": JOINED}
-            alone |= {"emulated_extrema": EXTREMA}
+            alone |= {"emulated_extrema": EXTREMA, "emulated_turns": FULL_BLOCKS}
             alone = [name for fixture, name in alone.items() if fixture in asked]
             for name in (*emulated, *alone):
                 work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")

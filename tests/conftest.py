@@ -16,6 +16,7 @@ from tests.builds_ahead import (
     EMULATED,
     EXTREMA,
     FEW_CHANNELS,
+    FULL_BLOCKS,
     GRADIENTS,
     GROUP_NORM,
     JOINED,
@@ -253,6 +254,12 @@ def emulated_residual(shelf, builds_ahead):
 def emulated_joined(shelf, builds_ahead):
     """One whose chain reads one such tensor, behind strides of two, likewise."""
     return emulator.Emulated(shelf.text(JOINED), builds_ahead.emulated[JOINED].result())
+
+
+@pytest.fixture(scope="session")
+def emulated_turns(shelf, builds_ahead):
+    """A solution whose warpgroups may multiply in turns, likewise."""
+    return emulator.Emulated(shelf.text(FULL_BLOCKS), builds_ahead.emulated[FULL_BLOCKS].result())
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,14 @@ from pathlib import Path
 
 import torch
 
-from tests.builds_ahead import EXTREMA, FEW_CHANNELS, MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
+from tests.builds_ahead import (
+    EXTREMA,
+    FEW_CHANNELS,
+    FULL_BLOCKS,
+    MANY_CHANNELS,
+    RESIDUAL,
+    VOLUME_ONLY,
+)
 from tests.group_norm_tools import CASES as GROUP_CASES
 from tests.sanitizer_models import (
     centred_are_finite,
@@ -66,6 +73,7 @@ NUMBERS = (
     CENTRED,
     FEW_CHANNELS,
     EXTREMA,
+    FULL_BLOCKS,
 )  # 65 has the kernels of 69
 _OF_THEIR_OWN = {
     RESIDUAL: residual_is_finite,
@@ -167,6 +175,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             # Planes of even and odd columns at once; in volumes, without taps that are not there.
             yield Run(MANY_CHANNELS, (24, 64, 3, 2, 1), (2, 24, 7, 42), dtype, "hopper")
             yield Run(JOINED, (24, 64), (2, 24, 3, 4, 20), dtype, "hopper")
+            # In turns.
+            yield Run(FULL_BLOCKS, (40, 64), (2, 40, 300, 528), dtype, "hopper")
             # The input's scale from a sample.
             yield Run(MANY_CHANNELS, (16, 40, 3, 1, 1), (1, 16, 256, 256), dtype, "hopper")
             yield Run(FEW_CHANNELS, (), (2, 7, 3, 5, 40), dtype)

@@ -21,8 +21,13 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const double pixel_bytes = kBlockIC * 4.0;
   const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
   const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
+#ifdef TCONV_TAKES_TURNS
+  const int streams = plan.in_turns ? 2 : plan.blocks_per_sweep;
+  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * streams * kTapBytes;
+#else
   const double weights =
       plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+#endif
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
   const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;

@@ -171,6 +171,10 @@ inline int64_t launch_layer_scale(const ConvCall& call, GuardState* state) {
 #endif
 template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
+#ifdef TCONV_TAKES_TURNS
+  if constexpr (takes_turns(kShapes[kShapeIndex], sizeof(Storage) == 2))
+    if (plan.in_turns) return launch_in_turns<kShapeIndex>(plan, args, num_sms, stream);
+#endif
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);

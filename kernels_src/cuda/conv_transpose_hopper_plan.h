@@ -228,6 +228,14 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   // epilogue is long (GELU).
   plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers &&
                    plan.num_ic_blocks == plan.ring_ic_blocks && turns_hide_loads;
+#ifdef TCONV_TAKES_TURNS
+  plan.in_turns = takes_turns(shape, sixteen_bit) && plan.num_segments == 2 && plan.num_sweeps * plan.num_phases == 1 &&
+                  plan.num_ic_blocks == 1 && !plan.resident_weights && !single && !pooled &&
+                  (!sixteen_bit || plan.ring_stages >= kLeastTurnStages);
+  plan.turn_slots = plan.sweep_tiles % plan.ring_stages;
+  plan.turn_laps = plan.sweep_tiles / plan.ring_stages % 2;
+  plan.alternate = plan.alternate || plan.in_turns;
+#endif
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);

@@ -76,6 +76,12 @@ TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
   return outputs == Outputs::kAlone || !shape.twin;
 }
+#ifdef TCONV_TAKES_TURNS
+// Compiled in turns, too: the kernel of most columns whose data warps have two batches under way.
+TCONV_HD constexpr bool takes_turns(Shape shape, bool sixteen_bit) { return shape.n == (sixteen_bit ? 256 : 216); }
+// Weights are streamed twice as fast; fp32 has no room for more than stages for a tap or two ahead.
+constexpr int kLeastTurnStages = 6;
+#endif
 constexpr int kVectorPixels = 4;  // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers.
@@ -142,7 +148,12 @@ struct Plan {
   int weight_stages;      // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;        // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int alternate;             // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int alternate;  // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+#ifdef TCONV_TAKES_TURNS
+  // Both of one block of output channels, which have their own kernel (conv_transpose_hopper_turns.cuh). How far a turn
+  // moves on in the ring of weights: stages beyond whole laps, and is the number of these odd?
+  int in_turns, turn_slots, turn_laps;
+#endif
   int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
   int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;

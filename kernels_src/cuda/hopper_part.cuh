@@ -6,6 +6,9 @@
 #include <type_traits>
 
 #include "conv_transpose_hopper.cuh"
+#ifdef TCONV_TAKES_TURNS
+#include "conv_transpose_hopper_turns.cuh"
+#endif
 #include "dtype_parts.h"
 
 #if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)

@@ -150,6 +150,7 @@ class EmulatedLibrary:
         self._library = library
         self._library.emulator_races.restype = ctypes.c_int64
         self._library.emulator_launches.restype = ctypes.c_int64
+        self._library.emulator_launches_of.restype = ctypes.c_int64
         self._library.emulator_first_races.restype = ctypes.c_char_p
         self._library.emulator_set.argtypes = [ctypes.c_int64] * 4
 
@@ -171,6 +172,10 @@ class EmulatedLibrary:
     def launches(self) -> int:
         """How many kernels were launched since `on`."""
         return self._library.emulator_launches()
+
+    def launches_of(self, part: str) -> int:
+        """How many of them have `part` in their name."""
+        return self._library.emulator_launches_of(part.encode())
 
     def races(self) -> list[str]:
         """Descriptions of the first unordered accesses to shared memory since `on`."""
