@@ -263,7 +263,10 @@ class BuildsAhead:
         for path in sorted(wanted) if shutil.which("nvcc") else ():
             source = self._place(f"compiled_{path.stem}") / "cuda.cu"
             source.write_text(cuda_source_of(path))
-            self.compiled[path] = self._pool.submit(run_nvcc, source)
+            # Of references' solutions bf16's kernels are left out, which are fp16's but for what
+            # conversions are called; those of the problems' solutions and of libraries are not.
+            left_out = ["-DTCONV_WITHOUT_BF16"] if path.parent == REFERENCES else []
+            self.compiled[path] = self._pool.submit(run_nvcc, source, *left_out)
 
     def close(self) -> None:
         """Begin no more of them."""
