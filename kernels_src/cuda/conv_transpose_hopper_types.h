@@ -148,12 +148,12 @@ struct Plan {
   int weight_stages;      // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;        // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int alternate;  // warpgroups multiply in turns, and one stores its outputs while the other multiplies
 #ifdef TCONV_TAKES_TURNS
-  // Both of one block of output channels, which have their own kernel (conv_transpose_hopper_turns.cuh). How far a turn
-  // moves on in the ring of weights: stages beyond whole laps, and is the number of these odd?
-  int in_turns, turn_slots, turn_laps;
+  // In turns over one block of output channels (conv_transpose_hopper_turns.cuh): how far one moves on in the ring of
+  // weights, stages beyond whole laps, and is the number of laps odd?
+  int turn_slots, turn_laps, in_turns;
 #endif
+  int alternate;             // warpgroups multiply in turns, and one stores its outputs while the other multiplies
   int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
   int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;
