@@ -149,11 +149,15 @@ struct Plan {
   int ring_stages;        // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
 #ifdef TCONV_TAKES_TURNS
-  // In turns over one block of output channels (conv_transpose_hopper_turns.cuh): how far one moves on in the ring of
-  // weights, stages beyond whole laps, and is the number of laps odd?
-  int turn_slots, turn_laps, in_turns;
+  // clang-format off: solutions without turns have this text, too
 #endif
   int alternate;             // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+#ifdef TCONV_TAKES_TURNS
+  // clang-format on
+  // In turns over one block of output channels (conv_transpose_hopper_turns.cuh): how far one moves on in the ring of
+  // weights, stages beyond whole laps, and is the number of laps odd?
+  int in_turns, turn_slots, turn_laps;
+#endif
   int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
   int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;
