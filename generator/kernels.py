@@ -142,8 +142,8 @@ class Kernels:
 
     @property
     def turns(self) -> bool:
-        """Has one of them few taps for its channels, and none what forbids turns?"""
-        return self.entries == ["conv"] and any(map(takes_turns, self.calls))
+        """Have all of them few taps for their channels? Other forms are unknown to turns."""
+        return self.entries == ["conv"] and not self.reduced and all(map(takes_turns, self.calls))
 
     @property
     def short(self) -> bool:

@@ -1,6 +1,8 @@
-"""Which solutions have the interleaved kernel, pairs of rows, or joined columns: those whose
-reference has a layer for them.
+"""Which solutions have the interleaved kernel, pairs of rows, joined columns or turns: those whose
+reference has a layer for them, or none but such.
 """
+
+import re
 
 import pytest
 
@@ -30,6 +32,7 @@ KERNEL = "conv_transpose_interleaved_kernel"
 PAIRS = "pair_rows_of_weights_kernel"
 JOINED = "finish_joined_segment"
 SHORT = "conv_transpose_hopper_short_pass.cuh"
+TURNS = "conv_transpose_hopper_turns_kernel"
 
 
 def has_kernel(program, kernel: str = KERNEL) -> bool:
@@ -142,6 +145,47 @@ def test_short_passes_by_any_layer(layer, size, wanted, tmp_path):
 @pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
 def test_problems_have_no_short_passes(path):
     assert not has_kernel(program_of(path), SHORT)
+
+
+IDENTITY = "nn.Identity()"
+
+
+@pytest.mark.parametrize(
+    ("layer", "behind", "wanted"),
+    [
+        ("nn.ConvTranspose2d(40, 64, 3)", IDENTITY, True),
+        ("nn.ConvTranspose2d(64, 33, (2, 8), padding=1)", IDENTITY, True),
+        ("nn.ConvTranspose2d(40, 64, 3)", "nn.MaxPool2d(2)", True),
+        ("nn.ConvTranspose2d(40, 64, 3)", "nn.ReLU()", False),
+        ("nn.ConvTranspose2d(40, 64, 3)", "nn.ConvTranspose2d(64, 40, 3)", True),
+        # Its rows are taken in pairs, its columns are joined: forms that turns do not know.
+        ("nn.ConvTranspose2d(40, 64, 3)", "nn.ConvTranspose2d(64, 32, 3)", False),
+        ("nn.ConvTranspose2d(40, 64, 3)", "nn.ConvTranspose2d(64, 40, 4, stride=4)", False),
+        ("nn.ConvTranspose2d(40, 64, 3)", "nn.ConvTranspose3d(1, 1, (1, 3, 3))", False),
+        ("nn.ConvTranspose2d(40, 64, (3, 7))", IDENTITY, False),
+        ("nn.ConvTranspose2d(40, 64, 3, stride=(1, 2))", IDENTITY, False),
+        ("nn.ConvTranspose2d(40, 66, 3, groups=2)", IDENTITY, False),
+        ("nn.ConvTranspose2d(40, 65, 3)", IDENTITY, False),
+        ("nn.ConvTranspose2d(32, 64, 3)", IDENTITY, False),
+    ],
+)
+def test_turns_where_every_layer_may_take_them(layer, behind, wanted, tmp_path):
+    path = tmp_path / "own.py"
+    channels = re.match(r"nn.ConvTranspose2d\((\d+)", layer)[1]
+    text = MODEL.format(layer=f"nn.ModuleList([{layer}, {behind}])", size=f"1, {channels}, 5, 6")
+    shaped = "y.unsqueeze(1)" if "3d" in behind else "y"
+    text = text.replace(
+        "return torch.relu(self.up(x))", f"y = self.up[0](x)\n        return self.up[1]({shaped})"
+    )
+    path.write_text(text)
+    with ambient_kept():
+        program = read_program(path)
+    assert has_kernel(program, TURNS) is wanted
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
+def test_problems_take_no_turns(path):
+    assert not has_kernel(program_of(path), TURNS)
 
 
 @pytest.mark.parametrize("order", ["flat, deep", "deep, flat"])
