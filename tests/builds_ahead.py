@@ -74,6 +74,10 @@ HOPPER_PARTS = {
 }
 EXTREMA_BEHIND = Path("extrema_behind")
 
+# Solutions whose kernels others have, too, with shorter chains. They are compiled without bf16,
+# whose kernels are fp16's but for conversions.
+LONGER_CHAINS = [REFERENCES / f"{name}.py" for name in ("tanh_gelu_norm", "soft_activations")]
+
 # Libraries beside the forward by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
     "emulated_gradients": GRADIENTS,
@@ -263,9 +267,7 @@ class BuildsAhead:
         for path in sorted(wanted) if shutil.which("nvcc") else ():
             source = self._place(f"compiled_{path.stem}") / "cuda.cu"
             source.write_text(cuda_source_of(path))
-            # Of references' solutions bf16's kernels are left out, which are fp16's but for what
-            # conversions are called; those of the problems' solutions and of libraries are not.
-            left_out = ["-DTCONV_WITHOUT_BF16"] if path.parent == REFERENCES else []
+            left_out = ["-DTCONV_WITHOUT_BF16"] if path in LONGER_CHAINS else []
             self.compiled[path] = self._pool.submit(run_nvcc, source, *left_out)
 
     def close(self) -> None:

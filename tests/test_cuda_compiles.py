@@ -20,6 +20,7 @@ from tests.builds_ahead import (
     LONG_TAIL_GRADIENTS,
     LONG_TAILS,
     LONG_VOLUME_CHAINS,
+    LONGER_CHAINS,
     MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
@@ -35,9 +36,9 @@ from tests.operator_library import cuda_source
 from tests.solution_tools import PROBLEMS, REFERENCES
 from tests.sweeps import swept
 
-# 65 and 69 have the same CUDA source; the other three hold every entry file. And longer chains.
+# 65 and 69 have the same CUDA source; the other three hold every entry file.
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
-PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
+PATHS += LONGER_CHAINS
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
 LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM, GROUP_NORM, RESIDUAL_GRADIENTS, RESIDUAL_JOIN]

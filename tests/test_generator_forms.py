@@ -7,7 +7,7 @@ import re
 import pytest
 
 from generator.kernels import sources
-from generator.program import ambient_kept, read_program
+from generator.program import Program, ambient_kept, read_program
 from tests.solution_tools import PROBLEMS, REFERENCES, program_of
 
 MODEL = """
@@ -35,6 +35,13 @@ SHORT = "conv_transpose_hopper_short_pass.cuh"
 TURNS = "conv_transpose_hopper_turns_kernel"
 
 
+def program_of_text(text: str, folder) -> Program:
+    path = folder / "own.py"
+    path.write_text(text)
+    with ambient_kept():
+        return read_program(path)
+
+
 def has_kernel(program, kernel: str = KERNEL) -> bool:
     return kernel in sources(program).sources["CUDA_SOURCE"]
 
@@ -55,10 +62,7 @@ def has_kernel(program, kernel: str = KERNEL) -> bool:
     ],
 )
 def test_by_the_layer(layer, size, wanted, tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text(MODEL.format(layer=layer, size=size))
-    with ambient_kept():
-        assert has_kernel(read_program(path)) is wanted
+    assert has_kernel(program_of_text(MODEL.format(layer=layer, size=size), tmp_path)) is wanted
 
 
 @pytest.mark.parametrize("path", [*PROBLEMS, REFERENCES / "weight_normed.py"], ids=lambda p: p.stem)
@@ -79,10 +83,8 @@ def test_others_are_without_it(path):
     ],
 )
 def test_pairs_by_the_layer(layer, size, wanted, tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text(MODEL.format(layer=layer, size=size))
-    with ambient_kept():
-        assert has_kernel(read_program(path), PAIRS) is wanted
+    program = program_of_text(MODEL.format(layer=layer, size=size), tmp_path)
+    assert has_kernel(program, PAIRS) is wanted
 
 
 @pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
@@ -111,10 +113,7 @@ def test_problems_are_without_pairs(path):
 )
 def test_joined_columns_by_any_layer(layer, size, wanted, tmp_path):
     """Over two apart they share the interleaved kernel's rule, which such a file has, too."""
-    path = tmp_path / "own.py"
-    path.write_text(MODEL.format(layer=layer, size=size))
-    with ambient_kept():
-        program = read_program(path)
+    program = program_of_text(MODEL.format(layer=layer, size=size), tmp_path)
     assert has_kernel(program, JOINED) is wanted
     assert has_kernel(program) or not wanted or "stride=2" in layer
 
@@ -135,10 +134,7 @@ def test_problems_have_no_joined_columns(path):
     ],
 )
 def test_short_passes_by_any_layer(layer, size, wanted, tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text(MODEL.format(layer=layer, size=size))
-    with ambient_kept():
-        program = read_program(path)
+    program = program_of_text(MODEL.format(layer=layer, size=size), tmp_path)
     assert has_kernel(program, SHORT) is wanted
 
 
@@ -170,16 +166,13 @@ IDENTITY = "nn.Identity()"
     ],
 )
 def test_turns_where_every_layer_may_take_them(layer, behind, wanted, tmp_path):
-    path = tmp_path / "own.py"
     channels = re.match(r"nn.ConvTranspose2d\((\d+)", layer)[1]
     text = MODEL.format(layer=f"nn.ModuleList([{layer}, {behind}])", size=f"1, {channels}, 5, 6")
     shaped = "y.unsqueeze(1)" if "3d" in behind else "y"
     text = text.replace(
         "return torch.relu(self.up(x))", f"y = self.up[0](x)\n        return self.up[1]({shaped})"
     )
-    path.write_text(text)
-    with ambient_kept():
-        program = read_program(path)
+    program = program_of_text(text, tmp_path)
     assert has_kernel(program, TURNS) is wanted
 
 
@@ -197,10 +190,7 @@ def test_a_kernel_of_two_dimensions_and_three_walks_in_depth(order, tmp_path):
         "return "
         + order.replace("flat", "self.up[0](x)").replace("deep", "self.up[1](x.unsqueeze(2))"),
     )
-    path = tmp_path / "own.py"
-    path.write_text(text)
-    with ambient_kept():
-        program = read_program(path)
+    program = program_of_text(text, tmp_path)
     assert [fused.dimensions for fused in program.training.fused] == (
         [2, 3] if order.startswith("flat") else [3, 2]
     )

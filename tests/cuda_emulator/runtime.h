@@ -25,7 +25,6 @@ inline int device = 0;
 inline uint32_t seed = 0;
 inline bool together = false;  // are cooperative launches accepted?
 inline bool idle = false;      // then launches and memsets do nothing, whatever the addresses
-inline int64_t num_launches = 0;
 inline std::vector<const void*> launched;  // the kernels, in order
 // What a kernel may ask for without cudaFuncSetAttribute, and what others may since, by device and kernel.
 constexpr size_t kDefaultShared = 48 << 10;
@@ -73,7 +72,6 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
     return cudaErrorInvalidValue;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeCooperative && !together) return cudaErrorCooperativeLaunchTooLarge;
-  ++num_launches;
   launched.push_back(reinterpret_cast<const void*>(kernel));
   if (idle) return cudaSuccess;
   body = &launch;

@@ -203,13 +203,12 @@ void emulator_set(int64_t device, int64_t seed, int64_t detect_races, int64_t to
   emu::seed = static_cast<uint32_t>(seed);
   emu::detect_races = detect_races != 0;
   emu::num_races = 0;
-  emu::num_launches = 0;
   emu::launched.clear();
   emu::first_races.clear();
 }
 void emulator_set_idle(int64_t idle) { emu::idle = idle != 0; }
 int64_t emulator_races() { return emu::num_races; }
-int64_t emulator_launches() { return emu::num_launches; }
+int64_t emulator_launches() { return static_cast<int64_t>(emu::launched.size()); }
 int64_t emulator_launches_of(const char* part) {
   int64_t count = 0;
   for (const void* kernel : emu::launched)
