@@ -23,8 +23,8 @@ constexpr Device kDevices[] = {{9, 0, 3, 232448, 400 << 10},
                                {7, 5, 2, 65536, 400 << 10}};
 inline int device = 0;
 inline uint32_t seed = 0;
-inline bool together = false;  // are cooperative launches accepted?
-inline bool idle = false;      // then launches and memsets do nothing, whatever the addresses
+inline bool together = false;              // are cooperative launches accepted?
+inline bool idle = false;                  // then launches and memsets do nothing, whatever the addresses
 inline std::vector<const void*> launched;  // the kernels, in order
 // What a kernel may ask for without cudaFuncSetAttribute, and what others may since, by device and kernel.
 constexpr size_t kDefaultShared = 48 << 10;
