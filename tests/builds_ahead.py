@@ -44,9 +44,10 @@ TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
 TAIL_GRADIENTS = KERNELS / "cuda" / "entry_tail_gradient.cu"  # likewise
 # Those of them that take most registers.
 LONG_TAILS, LONG_TAIL_GRADIENTS = Path("long_tails"), Path("long_tail_gradients")
-# CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
+# For nvcc, with all kernels of GRADIENTS and MANY_CHANNELS_GRADIENTS, of VOLUME_GRADIENTS but what
+# FEW_CHANNELS_ALONE has, and the chains of references that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
-LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")  # VOLUME_CHAIN_GRADIENTS with those
+LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")
 _STORAGES = "float", "__half", "__nv_bfloat16"
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
@@ -124,13 +125,10 @@ def cuda_source_of(path: Path) -> str:
         return _parts(cuda_source_of(REFERENCES / f"{name}.py"))[part]
     if path == EXTREMA_BEHIND:
         return _extrema_behind()
-    if path == CHAIN_GRADIENTS:
-        return gradient_cuda_source(
-            chains=_long_chains(), short=True, skipped=True, ahead=True, several=True
-        )
-    if path == LONG_VOLUME_CHAINS:
+    if path in (CHAIN_GRADIENTS, LONG_VOLUME_CHAINS):
         forms = {"short": True, "skipped": True, "ahead": True, "several": True}
-        return gradient_cuda_source(volumes=True, chains=_long_chains(), **forms)
+        forms["volumes" if path == LONG_VOLUME_CHAINS else "split"] = True
+        return gradient_cuda_source(chains=_long_chains(), **forms)
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))
@@ -232,9 +230,9 @@ class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
     `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... FULL_BLOCKS, by name;
-    `gradients` those of the libraries beside the forward, by source; `compiled` those of (object
-    file, nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler
-    is missing.
+    `gradients` those of the libraries beside the forward, by source; `compiled` those of (the
+    kernels' file, nvcc's run) by reference, or by source. They are empty where no test asks, or the
+    compiler is missing.
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
@@ -281,8 +279,11 @@ class BuildsAhead:
 
 
 def run_nvcc(source: Path, *more: str) -> tuple[Path, subprocess.CompletedProcess]:
-    """(the object file of a source for a solution's architectures, the compiler's run)"""
-    command = ["nvcc", *COMMON_NVCC_FLAGS, *_FLAGS, *ARCHITECTURES, "-Xcompiler=-fPIC", *more]
-    target = source.with_suffix(".o")
-    command += ["-Xptxas=-v", "-c", str(source), "-o", str(target)]
+    """(the kernels of a source for a solution's architectures, the compiler's run)
+
+    Host code is read, not compiled: that the emulator's builds do.
+    """
+    command = ["nvcc", *COMMON_NVCC_FLAGS, *_FLAGS, *ARCHITECTURES, *more]
+    target = source.with_suffix(".fatbin")
+    command += ["-Xptxas=-v", "-fatbin", str(source), "-o", str(target)]
     return target, subprocess.run(command, capture_output=True, text=True)

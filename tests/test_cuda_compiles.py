@@ -21,12 +21,10 @@ from tests.builds_ahead import (
     LONG_TAILS,
     LONG_VOLUME_CHAINS,
     LONGER_CHAINS,
-    MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
     RESIDUAL_GRADIENTS,
     RESIDUAL_JOIN,
-    VOLUME_GRADIENTS,
     VOLUME_NORM_GRADIENTS,
     cuda_source_of,
     run_nvcc,
@@ -40,10 +38,10 @@ from tests.sweeps import swept
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += LONGER_CHAINS
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
-LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
-LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM, GROUP_NORM, RESIDUAL_GRADIENTS, RESIDUAL_JOIN]
-LIBRARIES += [LONG_TAILS, LONG_TAIL_GRADIENTS, FEW_CHANNELS_ALONE, LONG_VOLUME_CHAINS]
-LIBRARIES += [*HOPPER_PARTS, EXTREMA_BEHIND, VOLUME_NORM_GRADIENTS]
+LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, LONG_VOLUME_CHAINS]
+LIBRARIES += [BATCH_NORM, GROUP_NORM, RESIDUAL_GRADIENTS, RESIDUAL_JOIN, LONG_TAILS]
+LIBRARIES += [LONG_TAIL_GRADIENTS, FEW_CHANNELS_ALONE, *HOPPER_PARTS, EXTREMA_BEHIND]
+LIBRARIES += [VOLUME_NORM_GRADIENTS]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 
@@ -124,7 +122,7 @@ def test_every_functor_compiles_without_spills(tmp_path):
     scope="module", params=swept(PATHS, FEWEST.__contains__), ids=lambda path: path.stem
 )
 def compiled(request, builds_ahead):
-    """The object file of a solution's CUDA source, and what the compiler said."""
+    """The kernels of a solution's CUDA source, compiled, and what the compiler said."""
     if request.param not in builds_ahead.compiled:
         pytest.skip("no nvcc on this machine")
     target, run = builds_ahead.compiled[request.param].result()
