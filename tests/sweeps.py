@@ -25,6 +25,15 @@ def swept(values: Iterable, kept: Iterable[int] | Callable = (0,), names: int = 
     ]
 
 
+def not_finite(operands: Iterable) -> list:
+    """Parameters for two argument names, an operand and what is put into it: infinity in the first
+    and NaN in the last always, the others in a sweep.
+    """
+    operands = list(operands)
+    pairs = [(operand, float(value)) for value in ("inf", "nan") for operand in operands]
+    return swept(pairs, (0, len(pairs) - 1), names=2)
+
+
 def is_left_out(item, config) -> bool:
     """Whether a test waits for `-m sweep`, or does not belong to the share of sweeps that is asked
     for. A GPU test never does, nor does one named by its id.

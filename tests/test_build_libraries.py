@@ -80,7 +80,7 @@ def build_libraries(backward: bool = True, eval_mode: bool = True) -> None:
 """
 
 
-@pytest.mark.parametrize("flags", [[], ["--backward"], ["--eval"]])
+@pytest.mark.parametrize("flags", swept([["--backward"], ["--eval"], []], (0, 1)), ids=str)
 def test_an_evaluation_builds_ahead(tmp_path, flags):
     assert ahead(tmp_path, NOTING, flags).returncode == 0
     asked = json.loads((tmp_path / "built" / "asked.json").read_text())

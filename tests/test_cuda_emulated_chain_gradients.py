@@ -24,7 +24,7 @@ from tests.chain_gradient_tools import (
 )
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.norm_gradient_tools import TENSOR_CHAINS
-from tests.sweeps import swept
+from tests.sweeps import not_finite, swept
 
 pytestmark = needs_cuda_headers
 
@@ -138,8 +138,7 @@ def test_a_lone_small_value(plain_chained_gradients, name, size):
     assert (error > 1e-5) == (size > 1e-6)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("of", ["grad", "x"])
+@pytest.mark.parametrize(("of", "value"), not_finite(["grad", "x"]))
 @pytest.mark.parametrize(
     "dtype", swept([torch.float32, torch.float16], (torch.float32,).__contains__), ids=str
 )

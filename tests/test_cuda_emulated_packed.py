@@ -8,7 +8,7 @@ import torch
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gradient_tools import DISTRIBUTIONS, call, check, output_gradient
 from tests.solution_tools import Case
-from tests.sweeps import swept
+from tests.sweeps import not_finite, swept
 
 pytestmark = needs_cuda_headers
 BOTH, X, WEIGHT = (True, True, False), (True, False, False), (False, True, False)
@@ -86,8 +86,7 @@ def test_magnitudes(emulated_gradients, name, distribution):
         check(emulated_gradients.backward, case, grad, x, weight, True)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("of_x", [True, False])
+@pytest.mark.parametrize(("of_x", "value"), not_finite([True, False]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", swept(NUMBERS, ("strided", "1x1").__contains__))
 def test_non_finite_values_stay_where_their_products_are(

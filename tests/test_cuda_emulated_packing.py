@@ -8,7 +8,7 @@ import torch
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gradient_tools import call, check, output_gradient
 from tests.solution_tools import Case
-from tests.sweeps import swept
+from tests.sweeps import not_finite, swept
 
 pytestmark = needs_cuda_headers
 WEIGHT = (False, True, False)
@@ -56,8 +56,7 @@ def test_pairs_of_16_bits(emulated_gradients, name, dtype):
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("of_x", [True, False])
+@pytest.mark.parametrize(("of_x", "value"), not_finite([True, False]))
 @pytest.mark.parametrize("name", swept([*PAIRS, *ABREAST], (0, 7)))
 def test_non_finite_values_stay_where_their_products_are(emulated_gradients, name, of_x, value):
     case = {**PAIRS, **ABREAST}[name]

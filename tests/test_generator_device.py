@@ -6,6 +6,7 @@ import torch
 from generator.__main__ import main
 from generator.emit import generate
 from tests.solution_tools import PROBLEMS, REFERENCES, load_text
+from tests.sweeps import swept
 
 CONV = next(path for path in PROBLEMS if path.stem.startswith("69_"))
 
@@ -35,7 +36,7 @@ def test_the_docstring_says_so(texts):
     assert "so a CPU tensor is refused" in alone and "solution.py --device cuda\n" in alone
 
 
-@pytest.mark.parametrize("name", ["69", "volume_only", "all_entries"])
+@pytest.mark.parametrize("name", swept(["69", "volume_only", "all_entries"]))
 def test_a_tensor_on_a_cpu_is_refused(texts, name, tmp_path):
     """Of one operator, of three dimensions, and of several operators in one library."""
     if name == "69":

@@ -197,7 +197,7 @@ def test_tests_that_are_named_exist(command):
     words = shlex.split(command)
     files = [word for word in words[3:] if word.endswith(".py")]
     assert all((ROOT / name).is_file() for name in files)
-    options = {"-q", "-m", "gpu", "sweep", "sweep or not sweep", "--sweep-share=32"}
+    options = {"-q", "-m", "gpu", "sweep", "sweep or not sweep", "--sweep-share=128"}
     assert set(words[3:]) - set(files) <= options
 
 
