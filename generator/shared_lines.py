@@ -12,14 +12,14 @@ def without_shared_lines(text: str, given: dict[str, str], least: int = 12) -> s
     for name, source in given.items():
         begins[len(there)] = name
         there += [*source.splitlines(), None]  # no run goes on into the next
-    places: dict[str, list[int]] = {}
-    for place, line in enumerate(there):
-        places.setdefault(line, []).append(place)
+    places: dict[tuple, list[int]] = {}  # where so many lines begin
+    for place in range(len(there) - least + 1):
+        places.setdefault(tuple(there[place : place + least]), []).append(place)
     kept, at = [], 0
     while at < len(lines):
         best, begin = 0, 0
-        for place in places.get(lines[at], []) if lines[at].strip() else []:
-            count = 0
+        for place in places.get(tuple(lines[at : at + least]), []) if lines[at].strip() else []:
+            count = least
             while (
                 at + count < len(lines)
                 and place + count < len(there)
@@ -28,7 +28,7 @@ def without_shared_lines(text: str, given: dict[str, str], least: int = 12) -> s
                 count += 1
             if count > best:
                 best, begin = count, place
-        if best >= least:
+        if best > 0:
             own = max(first for first in begins if first <= begin)
             numbers = {"first": begin - own, "end": begin - own + best}
             kept.append(SHARED_LINES.format(**numbers, name=begins[own]))

@@ -82,8 +82,10 @@ def _batched(inputs: list) -> list | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the warnings and graphs that torch.export prints."""
-    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
-    levels = {logger: logger.level for logger in loggers if logger.name.startswith("torch")}
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch")]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    # The others follow these, and each change of a level makes all loggers forget theirs.
+    levels = {one: level for one, level in levels.items() if level or "." not in one.name}
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stderr(io.StringIO()),
