@@ -20,6 +20,8 @@ from generator.calls import (
 from generator.few_channels import few_channels_header, few_channels_layers
 from generator.folds import Fold
 from generator.fuse import Fused
+from generator.generated_headers import generated_headers
+from generator.masks import leaves_mask, of_mask
 from generator.program import Program
 from generator.runtime.library_sources import _with_shared_lines
 from generator.runtime.several_calls import _repeated
@@ -32,18 +34,8 @@ from generator.sources import (
     operator_source,
     refusing_cpu_source,
 )
-from generator.step_table import (
-    Step,
-    activation_header,
-    epilogue_header,
-    gradient_header,
-    in_epilogue,
-    operands_header,
-    tail_header,
-)
+from generator.step_table import Step, gradient_header, in_epilogue, tail_header
 
-HEADERS = ("generated_epilogue.h", "generated_activation.h", "generated_operands.h")
-_NO_ACTIVATION = Step("identity", "", "", "")
 # The libraries of the gradients through what follows a convolution, by what the names of their
 # sources begin with.
 _LIBRARIES = {"NORM_": "group_norm_gradient", "POOL_": "batch_norm_pool_gradient"}
@@ -191,6 +183,13 @@ class Kernels:
         changes = any(not step.passes_gradient for kernel in behind for step in kernel.chain)
         return changes and all(kernel.fused.entry == "conv" for kernel in behind)
 
+    @property
+    def masked(self) -> bool:
+        """Does its only kernel leave a mask for backward (masks.py)?"""
+        alone = not (self.reduced or self.folds or self.whole)
+        kernels = [kernel.fused for kernel in self.all]
+        return self.packs_volumes and alone and leaves_mask(kernels, self.calls)
+
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
         """Of the libraries of the gradients, which all operators share."""
@@ -198,7 +197,8 @@ class Kernels:
             return {}
         norm_chains = self._chains("NORM_")
         both = self.chained or self.packs_volumes
-        chains = gradient_header(norm_chains, True, self.whole) if both else None
+        masked = self.masked
+        chains = gradient_header(norm_chains, True, self.whole, masked) if both else None
         libraries = [("", "gradients", chains)]
         for prefix, library in _LIBRARIES.items():
             if (chains := self._chains(prefix)) and not (prefix == "NORM_" and self.chained):
@@ -213,12 +213,14 @@ class Kernels:
             forms |= {"skipped": self.skipped, "ahead": self.ahead}
             forms["few_channels"] = self.few_channels
             forms["several"] = any(len(chain) > 2 for chain in norm_chains)
+            forms["masked"] = masked and not prefix
             cuda = gradient_cuda_source(library, self.volumes, chains, **forms)
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = without_shared_lines(cuda, whole)
             if not prefix:
                 whole[_GRADIENTS] = f"\n{cuda}"
             chained = both and not prefix
-            source = gradient_operator_source(library, self.volumes, chained, tensors)
+            of_mask = {"masked": masked and not prefix}
+            source = gradient_operator_source(library, self.volumes, chained, tensors, **of_mask)
             source = without_shared_lines(source, self._given("CPU_SOURCE", "OPERATOR_SOURCE"))
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
@@ -280,7 +282,7 @@ class Kernels:
             chains = [[step.python for step in tail.steps] for tail in self.tails.values()]
             made["_TAIL_CHAINS"] = _tuple(map(_tuple, chains))
         if self.volumes:
-            numbers = (self._numbers(kernel) for kernel in self.all if kernel.keeps_result)
+            numbers = (found for kernel in self.all if len(found := self._numbers(kernel)) > 1)
             made["_RESULT_CHAINS"] = repr(dict(numbers))
         return made | folds.constants(list(self.folds.values()), self.suffixes)
 
@@ -295,8 +297,11 @@ class Kernels:
 
     def _forms(self, kernel: Kernel) -> list[list[Step]]:
         """Its chain as gradients read it: of the convolution's output, or of the chain's result, of
-        which nothing is made. What volumes decline is computed otherwise, so there it is both.
+        which nothing is made. What volumes decline is computed otherwise, so there it is both; and
+        so it is where forward keeps a mask, and not of every call.
         """
+        if self.masked:
+            return [kernel.chain, of_mask(kernel.chain)]
         if not kernel.keeps_result or not (self.chained or self.volumes):
             return [kernel.chain]
         of_result = [dataclasses.replace(step, device="") for step in kernel.chain]
@@ -318,16 +323,11 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours, program.folds)
     if not fused:
         return made
-    headers = [_headers(f, made.whole) for f in fused]
-    if any(f.activation is not None for f in fused):
-        # The kernels behind BatchNorm name it in every call's text, which instantiates none.
-        for header in headers:
-            header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
-    given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
+    given = generated_headers(fused, made.whole, made.masked)
     if made.folds:
         epilogue = given["generated_epilogue.h"], list(made.folds.values()), made.whole
         given["generated_epilogue.h"] = folds.with_folds(*epilogue)
-    forms = made.volumes, made.whole, made.reduced
+    forms = made.volumes, made.whole, made.reduced, made.masked
     cpu = (
         refusing_cpu_source(made.entries, *forms)
         if cuda_alone
@@ -340,7 +340,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             made.volumes,
             *(made.interleaved, made.paired, made.joined, made.split),
             *(made.sampled, made.branched, made.whole, made.short, made.few_channels),
-            *(made.reduced, made.turns),
+            *(made.reduced, made.turns, made.masked),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, *forms),
@@ -375,26 +375,3 @@ def _tuple(texts: Iterable[str]) -> str:
     """A tuple of expressions."""
     joined = ", ".join(texts)
     return f"({joined}{',' if joined else ''})"
-
-
-def _headers(fused: Fused, whole: bool) -> dict[str, str]:
-    """whole: one of the kernels reads tensors of its output's shape."""
-    made = {"generated_epilogue.h": epilogue_header(fused.steps, whole)}
-    if whole:
-        made["generated_operands.h"] = operands_header(fused.whole)
-    if fused.activation is not None:
-        made["generated_activation.h"] = activation_header(fused.activation)
-    return made
-
-
-def _chosen(name: str, headers: list[dict[str, str]]) -> str:
-    """One text for all calls: what each includes, then the part of the call that is built."""
-    included: dict[str, None] = {}
-    parts = []
-    for index, header in enumerate(headers):
-        lines = header.get(name, "").splitlines()
-        included |= dict.fromkeys(line for line in lines if line.startswith("#include"))
-        rest = [line for line in lines if not line.startswith(("#include", "#pragma once"))]
-        if any(rest):
-            parts += [f"#if TCONV_CALL == {index}", *rest, "#endif"]
-    return "\n".join(["#pragma once", *included, *parts, ""])

@@ -27,7 +27,7 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # channels conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for few
 # channels of volumes conv_transpose_direct_launch.cuh; for norms among tails norm_tail.cuh and
 # centred_batch_norm.cuh; for extrema over channels channel_extremum.cuh; for volumes' chains
-# group_norm_gradient_apply.cuh.
+# group_norm_gradient_apply.cuh; for those of one condition output_mask.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -38,6 +38,7 @@ _SEVERAL, _FEW, _SKIPPED = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS", "TCONV_S
 FOLDED_NORM = "TCONV_FOLDED_NORM"  # which libraries of folds.py are compiled with: their numbers
 _NORM_TAILS, _REDUCED, _WIDE = "TCONV_NORM_TAILS", "TCONV_REDUCES_CHANNELS", "TCONV_WIDE_SUMS"
 _CENTRED, _TURNS = "TCONV_CENTRED_TAILS", "TCONV_TAKES_TURNS"
+_KEEPS_MASK, _READS_MASK = "TCONV_KEEPS_MASK", "TCONV_READS_MASK"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
 _OF_ANY_TENSOR = tuple(
@@ -74,6 +75,8 @@ def resolve(
     few: bool = False,
     reduced: bool = False,
     turns: bool = False,
+    keeps_mask: bool = False,
+    reads_mask: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -88,7 +91,8 @@ def resolve(
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
     `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
     steps; `few`: with the kernel for volumes of few channels; `reduced`: with minima and maxima
-    over channels; `turns`: with the Hopper kernel in turns. Raises Refusal where a file is missing.
+    over channels; `turns`: with the Hopper kernel in turns; `keeps_mask`: leaving a mask beside the
+    outputs; `reads_mask`: gradients that read one. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     tails = replacements.get(_TAILS, "")
@@ -118,6 +122,8 @@ def resolve(
         _CENTRED: f"TailKind::{CENTRED};" in tails,
         _REDUCED: reduced,
         _TURNS: turns,
+        _KEEPS_MASK: keeps_mask,
+        _READS_MASK: reads_mask,
         _WIDE: volumes and entry.name == "entry_group_norm_gradient.cu",
         _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
     }
@@ -192,6 +198,7 @@ def cuda_source(
     few_channels: str | None = None,
     reduced: bool = False,
     turns: bool = False,
+    masked: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
@@ -200,14 +207,15 @@ def cuda_source(
     a sample; `reduced`: with minima and maxima over channels; `turns`: with the Hopper kernel in
     turns. All serve the entry "conv" alone.
     `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape;
-    `short`: with short passes; `few_channels`: the text of generated_few_channels.h.
+    `short`: with short passes; `few_channels`: the text of generated_few_channels.h; `masked`: with
+    a mask.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined, split, sampled)
     if few_channels is not None:
         replacements = replacements | {_FEW_CHANNELS: few_channels}
     last = {"tensors": tensors, "short": short, "few": few_channels is not None, "reduced": reduced}
-    last["turns"] = turns
+    last |= {"turns": turns, "masked": masked}
     return _resolved(paths, replacements, (), volumes, forms, branched, True, **last)
 
 
@@ -217,18 +225,24 @@ def cpu_source(
     volumes: bool = False,
     tensors: bool = False,
     reduced: bool = False,
+    masked: bool = False,
 ) -> str:
     """The C++ half, likewise."""
     paths = [KERNELS / "cpu" / f"entry_{entry}.cpp" for entry in entries]
-    return _resolved(paths, replacements, (), volumes, tensors=tensors, reduced=reduced)
+    forms = {"tensors": tensors, "reduced": reduced, "masked": masked}
+    return _resolved(paths, replacements, (), volumes, **forms)
 
 
 def refusing_cpu_source(
-    entries: list[str], volumes: bool = False, tensors: bool = False, reduced: bool = False
+    entries: list[str],
+    volumes: bool = False,
+    tensors: bool = False,
+    reduced: bool = False,
+    masked: bool = False,
 ) -> str:
     """In the place of cpu_source(entries): every call with tensors on a CPU is refused."""
-    forms = {"volumes": volumes, "tensors": tensors, "reduced": reduced}
-    text = resolve(KERNELS / "cpu" / "entry_none.cpp", **forms)
+    forms = {"tensors": tensors, "reduced": reduced, "keeps_mask": masked}
+    text = resolve(KERNELS / "cpu" / "entry_none.cpp", volumes=volumes, **forms)
     for kind, entry in enumerate(entries):
         own = (KERNELS / "cpu" / f"entry_{entry}.cpp").read_text(encoding="utf-8")
         call = re.search(r"TCONV_EXPORT_PATTERN\(\w+, (\w+)\)", own)[1]
@@ -243,11 +257,13 @@ def operator_source(
     volumes: bool = False,
     tensors: bool = False,
     reduced: bool = False,
+    masked: bool = False,
 ) -> str:
     """What stands behind cpu_source(entries) in one file, whose headers it shares."""
     shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
     paths = [KERNELS / "binding" / f"operator_{entry}.cpp" for entry in entries]
-    return _resolved(paths, replacements, shared, volumes, tensors=tensors, reduced=reduced)
+    forms = {"tensors": tensors, "reduced": reduced, "masked": masked}
+    return _resolved(paths, replacements, shared, volumes, **forms)
 
 
 def _resolved(
@@ -263,15 +279,16 @@ def _resolved(
     few: bool = False,
     reduced: bool = False,
     turns: bool = False,
+    masked: bool = False,
 ) -> str:
     last = {"in_parts": in_parts, "tensors": tensors, "short": short, "few": few}
-    last |= {"reduced": reduced, "turns": turns}
+    last |= {"reduced": reduced, "turns": turns, "keeps_mask": masked}
     if len(paths) == 1:
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, **last)
     # Headers first: each is there once, whichever of the entries is built.
     forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED, _SAMPLED)
-    without = dict.fromkeys((_PACKED, *forms), False)
+    without = dict.fromkeys((_PACKED, _KEEPS_MASK, *forms), False)
     conditions = {_VOLUMES: volumes, _TENSORS: tensors, _SHORT: volumes or short} | without
     conditions[_REDUCED] = reduced
     texts = [path.read_text(encoding="utf-8") for path in paths]
@@ -318,6 +335,7 @@ def gradient_cuda_source(
     several: bool = False,
     few_channels: str | None = None,
     tails: str | None = None,
+    masked: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
@@ -328,8 +346,8 @@ def gradient_cuda_source(
     of chains and GroupNorm are in it, too. `split`: with output channels of convolutions in parts;
     `tensors`: chains have operands of the output's shape; `short`: columns are two apart;
     `skipped`: some outputs lack a tap of an axis that others have; `ahead`: x's gradient sums over
-    many blocks of channels; `several`: a chain has more than two steps; `few_channels`: the text
-    of generated_few_channels.h, for outputs that are computed again.
+    many blocks of channels; `several`: a chain has more than two steps; `masked`: one reads a
+    mask; `few_channels`: the text of generated_few_channels.h, for outputs that are computed again.
     """
     given = {"generated_gradient.h": chains, _TAILS: tails, _FEW_CHANNELS: few_channels}
     replacements = {name: text for name, text in given.items() if text is not None}
@@ -340,6 +358,7 @@ def gradient_cuda_source(
     if packed:
         conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
         conditions |= {"several": chained and several, "few": few_channels is not None}
+        conditions |= {"reads_mask": masked}
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 
@@ -349,14 +368,15 @@ def gradient_operator_source(
     chained: bool = False,
     tensors: bool = False,
     tails: str = "",
+    masked: bool = False,
 ) -> str:
     """The library's C++: what there is for a CPU, then the operator. tails: the text of
     generated_tail.h.
     """
     path = KERNELS / "cpu" / f"entry_{entry}.cpp"
     forms = {"volumes": volumes, "chained": chained, "chain_tensors": tensors}
-    ahead = resolve(path, {_TAILS: tails}, **forms)
-    return ahead + gradient_operator(entry, volumes, chained, tensors, tails)
+    ahead = resolve(path, {_TAILS: tails}, **forms, reads_mask=masked)
+    return ahead + gradient_operator(entry, volumes, chained, tensors, tails, masked)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -370,11 +390,12 @@ def gradient_operator(
     chained: bool = False,
     tensors: bool = False,
     tails: str = "",
+    masked: bool = False,
 ) -> str:
     """The operator alone, as it stands behind the library's other half."""
     headers = ["common.h", "layer.h", "call.h", gradient_call_header(entry)]
     headers += ["group_norm_gradient_call.h"] * chained
     shared = tuple(KERNELS / name for name in headers)
     path = KERNELS / "binding" / f"operator_{entry}.cpp"
-    forms = {"chained": chained, "chain_tensors": tensors}
+    forms = {"chained": chained, "chain_tensors": tensors, "reads_mask": masked}
     return resolve(path, {_TAILS: tails}, shared, volumes, **forms)

@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+MASKED = "masked"  # the kind of a step whose gradient reads a mask
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -16,7 +18,8 @@ class Step:
     `after`, into that of `before` (with elementwise/slopes.h), and adds that of the per-channel
     operand of index i to `sums[i]`; that of one of the output's shape is `taken[i]`. `parts`:
     the steps that it is made of, where it is of branches. `keeps_result`: PyTorch keeps the result
-    for the gradient, which `gradient` reads alone.
+    for the gradient, which `gradient` reads alone. `condition`: C++ that is all it asks of
+    `before`, and begins with.
     """
 
     kind: str
@@ -27,6 +30,7 @@ class Step:
     header: str | None = None
     parts: tuple["Step", ...] = ()
     keeps_result: bool = False
+    condition: str = ""
 
     @property
     def reads_tensors(self) -> bool:
@@ -99,13 +103,15 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def epilogue_header(steps: list[Step], tensors: bool = False) -> str:
+def epilogue_header(steps: list[Step], tensors: bool = False, masked: bool = False) -> str:
     """The text that takes the place of kernels_src/generated_epilogue.h. tensors: beside kernels
     that read tensors of the output's shape; what follows the first one is a part of its own.
+    masked: with the first step's condition.
     """
     ahead = in_epilogue(steps)
     body = "".join(f"    {step.device}\n" for step in ahead)
     joined = f"\n{_join(steps[len(ahead) :])}" if tensors else ""
+    joined += f"\n{_condition(steps[0])}" if masked else ""
     return f"""#pragma once
 {_includes(steps)}
 namespace tconv {{
@@ -120,6 +126,16 @@ struct Epilogue {{
 {joined}}};
 
 }}  // namespace tconv
+"""
+
+
+def _condition(step: Step) -> str:
+    """The part of struct Epilogue that says what the step's gradient asks of its value."""
+    return f"""\
+  template <typename Acc>
+  static TCONV_HD bool condition(Acc before) {{
+    return {step.condition};
+  }}
 """
 
 
@@ -243,13 +259,16 @@ struct Activation {{
 """
 
 
-def gradient_header(chains: list[list[Step]], counted: bool = False, tensors: bool = False) -> str:
+def gradient_header(
+    chains: list[list[Step]], counted: bool = False, tensors: bool = False, masked: bool = False
+) -> str:
     """The text that takes the place of kernels_src/generated_gradient.h. counted: chains say how
     many steps they have, by which kernels choose what registers they may take; tensors: and which
-    operands of theirs have the value's shape.
+    operands of theirs have the value's shape; masked: and whether they read a mask (masks.py).
     """
     parts = "".join(
-        _chain_gradient(index, chain, counted, tensors) for index, chain in enumerate(chains)
+        _chain_gradient(index, chain, counted, tensors, masked)
+        for index, chain in enumerate(chains)
     )
     return f"""#pragma once
 {_includes([step for chain in chains for step in chain])}
@@ -264,7 +283,9 @@ struct Chain;
 """
 
 
-def _chain_gradient(index: int, chain: list[Step], counted: bool, tensors: bool) -> str:
+def _chain_gradient(
+    index: int, chain: list[Step], counted: bool, tensors: bool, masked: bool
+) -> str:
     body = "".join(f"    {step.device}\n" for step in chain)
     kinds = "typename Storage, typename Acc, typename Operands"
     value = f"""\
@@ -279,6 +300,8 @@ def _chain_gradient(index: int, chain: list[Step], counted: bool, tensors: bool)
     count = sum(max(1, len(step.parts)) for step in chain)
     steps = f"  static constexpr int kSteps = {count};\n" if counted else ""
     steps += f"  static constexpr unsigned kTensors = {_mask(chain)};\n" if tensors else ""
+    reads = str(any(step.kind == MASKED for step in chain)).lower()
+    steps += f"  static constexpr bool kReadsMask = {reads};\n" if masked else ""
     more = unused = ""
     kinds += ", typename Outer"
     if any(step.reads_tensors for step in chain):  # the value is only asked for beside a norm

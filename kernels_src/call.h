@@ -45,6 +45,14 @@ struct ConvCall {
     bool* can;
   } joined;
 #endif
+#ifdef TCONV_KEEPS_MASK
+  // A byte for each output: the answer of Epilogue::condition, or null. CUDA only. Asked for a workspace, the CUDA half
+  // says at `can`, where that is not null, whether it writes them.
+  struct {
+    uint8_t* to;
+    bool* can;
+  } mask;
+#endif
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)

@@ -14,6 +14,9 @@ struct GroupNormGradientCall {
   const void* grad;    // [batch, channels, height, width]
   const void* value;   // [batch, channels, height, width]
   const void* weight;  // [channels] or null
+#ifdef TCONV_READS_MASK
+  bool reads_mask;  // value: bytes, which the chain's gradient then reads
+#endif
   int64_t batch, channels, height, width, num_groups;
   int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
   double eps;

@@ -26,8 +26,9 @@ def _hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
     low, high = number(min_val), number(max_val)
     device = f"v = elementwise::clamp(v, {low}, {high});"
     python = f"_Hardtanh({literal(min_val)}, {literal(max_val)})"
-    gradient = _WHERE(f"before <= {low} || before >= {high}", "Acc(0)", "grad")
-    return Step("hardtanh", device, python, monotone=True, gradient=gradient)
+    beyond = f"before <= {low} || before >= {high}"
+    gradient = _WHERE(beyond, "Acc(0)", "grad")
+    return Step("hardtanh", device, python, gradient, monotone=True, condition=beyond)
 
 
 def _relu6(min_val: float = 0.0, max_val: float = 6.0) -> Step:
@@ -61,9 +62,10 @@ def _sigmoid() -> Step:
 def _leaky_relu(negative_slope: float = 0.01) -> Step:
     device = f"v = elementwise::leaky_relu(v, {number(negative_slope)});"
     python = f"_LeakyRelu({literal(negative_slope)})"
-    gradient = _WHERE("before > Acc(0)", "grad", f"grad * {number(negative_slope)}")
+    above = "before > Acc(0)"
+    gradient = _WHERE(above, "grad", f"grad * {number(negative_slope)}")
     rises = 0 < negative_slope < math.inf
-    return Step("leaky_relu", device, python, gradient, rises, _PIECEWISE)
+    return Step("leaky_relu", device, python, gradient, rises, _PIECEWISE, condition=above)
 
 
 def _any_elu(kind: str, alpha: float, scale: float, input_scale: float) -> Step:
@@ -116,8 +118,10 @@ def _hardswish() -> Step:
 
 def _hardsigmoid() -> Step:
     device = "v = elementwise::hardsigmoid(v);"
-    gradient = _WHERE("before > Acc(-3) && before < Acc(3)", "grad * Acc(1.0 / 6)", "Acc(0)")
-    return Step("hardsigmoid", device, "_Hardsigmoid()", gradient, True, _PIECEWISE)
+    within = "before > Acc(-3) && before < Acc(3)"
+    gradient = _WHERE(within, "grad * Acc(1.0 / 6)", "Acc(0)")
+    python = "_Hardsigmoid()"
+    return Step("hardsigmoid", device, python, gradient, True, _PIECEWISE, condition=within)
 
 
 def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
@@ -140,8 +144,9 @@ def _softsign() -> Step:
 def _threshold(threshold: float, value: float) -> Step:
     device = f"v = elementwise::threshold(v, {number(threshold)}, {number(value)});"
     python = f"_Threshold({literal(threshold)}, {literal(value)})"
-    gradient = _WHERE(f"before <= {number(threshold)}", "Acc(0)", "grad")
-    return Step("threshold", device, python, gradient, header=_PIECEWISE)
+    below = f"before <= {number(threshold)}"
+    gradient = _WHERE(below, "Acc(0)", "grad")
+    return Step("threshold", device, python, gradient, header=_PIECEWISE, condition=below)
 
 
 ACTIVATIONS = (

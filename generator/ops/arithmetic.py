@@ -76,8 +76,9 @@ def _clamp(min: float | None = None, max: float | None = None) -> Step:  # PyTor
     low, high = number(-math.inf if min is None else min), number(math.inf if max is None else max)
     device = f"v = elementwise::clamp(v, {low}, {high});"
     python = f"_Clamp({literal(min)}, {literal(max)})"
-    gradient = f"grad = before >= {low} && before <= {high} ? grad : Acc(0);"
-    return Step("clamp", device, python, monotone=True, gradient=gradient)
+    within = f"before >= {low} && before <= {high}"
+    gradient = f"grad = {within} ? grad : Acc(0);"
+    return Step("clamp", device, python, gradient, monotone=True, condition=within)
 
 
 ARITHMETIC = (

@@ -7,6 +7,9 @@ TCONV_DECLARE_CUDA_HALF(ConvOnlyCall)
 #ifdef TCONV_WALKS_DEPTH
 #include "operator_depth.h"
 #endif
+#ifdef TCONV_KEEPS_MASK
+#include "operator_depth_mask.h"
+#endif
 #ifdef TCONV_REDUCES_CHANNELS
 #include "operator_extremum.h"
 #endif
@@ -33,6 +36,9 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 
 #ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::ConvOnlyCall)
+#endif
+#ifdef TCONV_KEEPS_MASK
+TCONV_REGISTER_DEPTH_MASK
 #endif
 #ifdef TCONV_REDUCES_CHANNELS
 TCONV_REGISTER_EXTREMUM

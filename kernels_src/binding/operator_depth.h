@@ -29,6 +29,10 @@ struct DepthInputs {
 #ifdef TCONV_READS_TENSORS
   OptionalTensor kept;  // for what the first tensor operand is joined to, beside the result
 #endif
+#ifdef TCONV_KEEPS_MASK
+  bool wants_mask = false;
+  OptionalTensor mask;  // of the result's shape, a byte each, where it is wanted and the kernels leave it
+#endif
 
   explicit DepthInputs(Stack& stack) : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()) {
     g.stride = stack.integer(), g.plane.stride = stack.pair();
@@ -195,6 +199,19 @@ bool all_join(std::vector<Call> calls, const Device& device) {
 }
 
 #endif
+#ifdef TCONV_KEEPS_MASK
+// Do the kernels of all these calls leave a mask? The CPU's half does not answer.
+template <typename Call>
+bool all_keep_mask(std::vector<Call> calls, const Device& device) {
+  for (Call& call : calls) {
+    bool can = false;
+    call.conv.mask.can = &can;
+    if (!all_served(std::vector<Call>{call}, device) || !can) return false;
+  }
+  return true;
+}
+
+#endif
 // The result [batch * out_channels, depth, height, width], or an empty tensor. Call: the argument block of the library
 // that this is part of; of the gradients' it asks for the convolution (gradient_call.h).
 template <typename Call>
@@ -224,6 +241,9 @@ Tensor convolve_volumes(DepthInputs& in) {
     return declined();
   const int64_t sizes[] = {in.x.size(0) * image.out_channels, depth, image.out_h, image.out_w};
   const Tensor out = allocate(sizes, 4, dtype, device);
+#ifdef TCONV_KEEPS_MASK
+  if (in.wants_mask && all_keep_mask(calls, device)) in.mask = allocate(sizes, 4, aoti_torch_dtype_uint8(), device);
+#endif
 #ifdef TCONV_READS_TENSORS
   char* const written = static_cast<char*>(in.kept ? pointer_of(*in.kept) : pointer_of(out));
 #else
@@ -244,6 +264,11 @@ Tensor convolve_volumes(DepthInputs& in) {
                           written};
 #endif
     call.conv.out = written + static_cast<int64_t>(residue) * slice_bytes;
+#ifdef TCONV_KEEPS_MASK
+    if (in.mask)
+      call.conv.mask.to =
+          static_cast<uint8_t*>(pointer_of(*in.mask)) + static_cast<int64_t>(residue) * image.out_h * image.out_w;
+#endif
 #ifndef TCONV_READS_TENSORS
     launch(call, device);
 #endif

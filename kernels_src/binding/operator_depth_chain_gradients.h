@@ -20,10 +20,19 @@ struct DepthChainInputs {
   // Both, and the output, lie as one tensor would.
   bool fits() const {
     if (!conv.fits() || !conv.can_count_images() || !conv.grad.is_contiguous()) return false;
+#ifdef TCONV_READS_MASK
+    if (reads_mask() && device_of(*value) == device_of(conv.grad))
+      return value->is_contiguous() && shape_text(*value) == shape_text(conv.grad);
+#endif
     return !value ||
            (conv.of.is_of_kind(*value) && value->is_contiguous() && shape_text(*value) == shape_text(conv.grad));
   }
 
+#ifdef TCONV_READS_MASK
+  // Is `value` of bytes, as operator_depth_mask.h leaves them?
+  bool reads_mask() const { return value && torch_dtype_of(*value) == aoti_torch_dtype_uint8(); }
+
+#endif
   int64_t num_vectors() const {
     int64_t count = 0;
     for (const OptionalTensor& vector : conv.of.vectors) count += vector ? 1 : 0;
@@ -39,6 +48,9 @@ struct DepthChainInputs {
     made.grad_stride_n = p.out_channels * made.grad_stride_c;
     GroupNormGradientCall& behind = made.of_chain;
     behind.chain = chain, behind.grad = pointer_of(conv.grad);
+#ifdef TCONV_READS_MASK
+    behind.reads_mask = reads_mask();
+#endif
     behind.batch = p.batch, behind.channels = p.out_channels;
     behind.height = made.depth.out * p.out_h, behind.width = p.out_w;  // slices below each other
     for (int i = 0; i < kMaxChannelVectors; ++i) behind.conv.channel_vectors[i] = pointer_of(conv.of.vectors[i]);

@@ -80,6 +80,9 @@ int64_t with_chain_launch(const GradientCall& call, const DeviceLimits& device, 
     return with_chain(call.of_chain.chain, [&](auto index) -> int64_t {
 #endif
       constexpr int kChain = decltype(index)::value;
+#ifdef TCONV_READS_MASK
+      if (Chain<kChain>::kReadsMask != call.of_chain.reads_mask) return kUnsupportedKernel;
+#endif
       WorkspacePlaces places(call.conv.workspace);
       GroupNormGradientCall chain = chain_call_of(call);
       chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;

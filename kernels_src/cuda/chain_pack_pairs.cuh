@@ -94,7 +94,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
 
   float sums[8][kSums] = {};
   // g of the chunk's channel k.
+#ifdef TCONV_READS_MASK
+  using Value = typename Args::Value;
+  const auto form = [&](int k, Value value, Storage grad, bool there) {
+#else
   const auto form = [&](int k, Storage value, Storage grad, bool there) {
+#endif
     float own[kSums] = {};
     own[0] = of_channel[chunk * 8 + k].template gradient<Storage>(static_cast<float>(value), static_cast<float>(grad),
                                                                   normed, own + 1);
@@ -103,7 +108,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
       if (there) sums[k][i] += own[i];
     return to_storage<Storage>(there ? own[0] : 0.0f);
   };
+#ifdef TCONV_READS_MASK
+  const auto form_chunk = [&](const Value(&v)[8], const Storage(&g)[8], bool there) {
+#else
   const auto form_chunk = [&](const Storage(&v)[8], const Storage(&g)[8], bool there) {
+#endif
     ChunkOfPixel<Storage> made;
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
@@ -113,12 +122,22 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
     }
     return made;
   };
+#ifdef TCONV_READS_MASK
+  const auto load_chunk = [&](Value(&v)[8], Storage(&g)[8], uint32_t at, bool there) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = static_cast<Value>(0.0f), g[k] = static_cast<Storage>(0.0f);
+#else
   const auto load_chunk = [&](Storage(&v)[8], Storage(&g)[8], uint32_t at, bool there) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) v[k] = g[k] = static_cast<Storage>(0.0f);
+#endif
     if (!there) return;
 #pragma unroll
+#ifdef TCONV_READS_MASK
+    for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value_at(at), g[k] = planes.from[at];
+#else
     for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value[at], g[k] = planes.from[at];
+#endif
   };
 
   const int strips = planes.strips, segment = planes.segment, beyond = args.beyond;
@@ -162,7 +181,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
       const uint32_t at = place_of(row, strip, of) + k * step_c;
       float unused[kSums] = {};
       const float made = of_channel[chunk * 8 + k].template gradient<Storage>(
+#ifdef TCONV_READS_MASK
+          static_cast<float>(args.value_at(at)), static_cast<float>(planes.from[at]), normed, unused);
+#else
           static_cast<float>(args.value[at]), static_cast<float>(planes.from[at]), normed, unused);
+#endif
       found |= made != 0.0f && fabsf(made * scale) < kSmallestNormal;
     }
     return found;
@@ -177,7 +200,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
     const int nth = first + first_pixel, of_run = nth / beyond, pixel = segment + nth - of_run * beyond;
     const int row = first_row + of_run;
     const bool there = is_row(row) && is_column(strips - 1, pixel);
+#ifdef TCONV_READS_MASK
+    Value v[8];
+    Storage g[8];
+#else
     Storage v[8], g[8];
+#endif
     load_chunk(v, g, place_of(row, strips - 1, pixel), there);
     const ChunkOfPixel<Storage> made = form_chunk(v, g, there);
     if constexpr (kContainers)
@@ -188,7 +216,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads,
   __syncthreads();
 
   // A strip's pixels step by step: the next one's values are under way while one is formed.
+#ifdef TCONV_READS_MASK
+  Value v[2][8];
+  Storage g[2][8];
+#else
   Storage v[2][8], g[2][8];
+#endif
   const auto load = [&](int row, int strip, int step, int to) {
     const int pixel = first_pixel + Pairs::kStepPixels * step;
     load_chunk(v[to], g[to], place_of(row, strip, pixel), pixel < segment && is_row(row) && is_column(strip, pixel));

@@ -39,6 +39,11 @@ struct ChainPackArgs {
   using Chain = GroupNormGradientArgs<Inner, Storage>;
   static constexpr int kSums = 1 + Inner::kSums;
   static constexpr int kMinBlocks = ChainPackConfig::min_blocks(Inner::kSteps, Inner::kSums);
+#ifdef TCONV_READS_MASK
+  // A mask lies in the place of what is called value.
+  using Value = typename Inner::Value;
+  __device__ __forceinline__ Value value_at(uint32_t at) const { return reinterpret_cast<const Value*>(value)[at]; }
+#endif
   PackArgs<Storage> planes;  // from: the gradient behind the chain
   const Storage* value;      // the convolution's output, as planes.from
   Chain chain;
@@ -164,7 +169,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
 
   float sums[8][kSums] = {};
   // g of the chunk's channel k.
+#ifdef TCONV_READS_MASK
+  using Value = typename Args::Value;
+  const auto form = [&](int k, Value value, Storage grad, bool there) {
+#else
   const auto form = [&](int k, Storage value, Storage grad, bool there) {
+#endif
     float own[kSums] = {};
     own[0] = of_channel[chunk * 8 + k].template gradient<Storage>(static_cast<float>(value), static_cast<float>(grad),
                                                                   normed, own + 1);
@@ -173,7 +183,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
       if (there) sums[k][i] += own[i];
     return to_storage<Storage>(there ? own[0] : 0.0f);
   };
+#ifdef TCONV_READS_MASK
+  const auto form_chunk = [&](const Value(&v)[8], const Storage(&g)[8], bool there) {
+#else
   const auto form_chunk = [&](const Storage(&v)[8], const Storage(&g)[8], bool there) {
+#endif
     ChunkOfPixel<Storage> made;
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
@@ -183,12 +197,22 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
     }
     return made;
   };
+#ifdef TCONV_READS_MASK
+  const auto load_chunk = [&](Value(&v)[8], Storage(&g)[8], uint32_t at, bool there) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = static_cast<Value>(0.0f), g[k] = static_cast<Storage>(0.0f);
+#else
   const auto load_chunk = [&](Storage(&v)[8], Storage(&g)[8], uint32_t at, bool there) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) v[k] = g[k] = static_cast<Storage>(0.0f);
+#endif
     if (!there) return;
 #pragma unroll
+#ifdef TCONV_READS_MASK
+    for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value_at(at), g[k] = planes.from[at];
+#else
     for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value[at], g[k] = planes.from[at];
+#endif
   };
 
   const int strips = planes.strips, segment = planes.segment, beyond = args.beyond;
@@ -223,7 +247,11 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
       const uint32_t at = place_of(row, strip, of) + k * step_c;
       float unused[kSums] = {};
       const float made = of_channel[chunk * 8 + k].template gradient<Storage>(
+#ifdef TCONV_READS_MASK
+          static_cast<float>(args.value_at(at)), static_cast<float>(planes.from[at]), normed, unused);
+#else
           static_cast<float>(args.value[at]), static_cast<float>(planes.from[at]), normed, unused);
+#endif
       found |= made != 0.0f && fabsf(made * scale) < kSmallestNormal;
     }
     return found;
@@ -236,7 +264,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
     const int nth = first + lane, of_run = nth / beyond, pixel = segment + nth - of_run * beyond;
     const int row = first_row + of_run;
     const bool there = is_row(row) && is_column(strips - 1, pixel);
+#ifdef TCONV_READS_MASK
+    Value v[8];
+    Storage g[8];
+#else
     Storage v[8], g[8];
+#endif
     load_chunk(v, g, place_of(row, strips - 1, pixel), there);
     const ChunkOfPixel<Storage> made = form_chunk(v, g, there);
     if constexpr (kContainers)
@@ -247,7 +280,12 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
   __syncthreads();
 
   // A strip's pixels by halves: the next one's values are under way while one is formed.
+#ifdef TCONV_READS_MASK
+  Value v[2][8];
+  Storage g[2][8];
+#else
   Storage v[2][8], g[2][8];
+#endif
   const auto load = [&](int row, int strip, int half) {
     const int pixel = lane + 32 * half;
     load_chunk(v[half], g[half], place_of(row, strip, pixel),

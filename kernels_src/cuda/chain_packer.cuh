@@ -23,6 +23,9 @@ class ChainPacker final : public PlanesPacker {
   using Kernels = GroupNormGradient<Inner, Storage>;
   using KernelArgs = typename Kernels::Args;
   using Args = ChainPackArgs<Inner, Storage>;
+#ifdef TCONV_READS_MASK
+  using Value = typename Args::Value;
+#endif
 
   ChainPacker(const GradientCall& call, const GroupNormGradientCall& chain, const WeightGradientPlan& weight,
               WorkspacePlaces& places)
@@ -93,7 +96,11 @@ class ChainPacker final : public PlanesPacker {
   }
 
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
+#ifdef TCONV_READS_MASK
+    const Value* const value = static_cast<const Value*>(chain_.value);
+#else
     const Storage* const value = static_cast<const Storage*>(chain_.value);
+#endif
 #ifdef TCONV_WALKS_DEPTH
     const int64_t volume = first / weight_.sliding.d.plane_size;  // a go begins with one
     return pack_images(goes, first, count, value + volume * call_.grad_stride_n, workspace, state);
@@ -103,14 +110,24 @@ class ChainPacker final : public PlanesPacker {
   }
 
   // `value`: the first of these images'.
+#ifdef TCONV_READS_MASK
+  int64_t pack_images(const PackedGoes& goes, int64_t first, int count, const Value* value, void* workspace,
+                      GradientState* state) const {
+#else
   int64_t pack_images(const PackedGoes& goes, int64_t first, int count, const Storage* value, void* workspace,
                       GradientState* state) const {
+#endif
     Args args{};
 #ifdef TCONV_WALKS_DEPTH
     // Images are counted within the go, so that places are 32-bit numbers.
     args.planes = pack_args<Storage>(over_planes(call_), weight_.sliding, goes.layout, true, 0, count);
+#ifdef TCONV_READS_MASK
+    args.value = reinterpret_cast<const Storage*>(value);
+    args.planes.from = static_cast<const Storage*>(chain_.grad) + (value - static_cast<const Value*>(chain_.value));
+#else
     args.value = value;
     args.planes.from = static_cast<const Storage*>(chain_.grad) + (value - static_cast<const Storage*>(chain_.value));
+#endif
     args.run_rows = static_cast<int>(ceil_div(goes.layout.planes.rows, int64_t{runs_}));
 #else
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);

@@ -96,6 +96,9 @@ struct HopperArgs {
 #ifdef TCONV_REDUCES_CHANNELS
   int64_t extremum;
 #endif
+#ifdef TCONV_KEEPS_MASK
+  uint8_t* mask;  // as out, or null
+#endif
 #ifdef TCONV_READS_PACKED
   PackedInput packed;
 #endif

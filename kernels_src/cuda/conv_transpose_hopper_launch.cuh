@@ -365,6 +365,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
 #ifdef TCONV_REDUCES_CHANNELS
   args.extremum = outputs.extremum;
 #endif
+#ifdef TCONV_KEEPS_MASK
+  args.mask = call.mask.to;
+#endif
 #ifdef TCONV_IN_PARTS
   return launch_in_part<kOutputs>(args, num_sms, call.stream);
 #else

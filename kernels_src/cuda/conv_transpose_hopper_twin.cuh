@@ -87,8 +87,13 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     const int rounds = N - block * kPixels >= kPixels ? kStoreChannels : kStoreChannels * kLastPixels / kPixels;
     const int lane_channel = lane / pixels, lane_pixel = lane % pixels;
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
+#ifdef TCONV_KEEPS_MASK
+    scale_fragments<N>(channels, even, j0, j1);
+    scale_fragments<N>(channels, odd, j0, j1);
+#else
     finish_fragments<N>(args, channels, at.group, even, j0, j1);
     finish_fragments<N>(args, channels, at.group, odd, j0, j1);
+#endif
 #ifdef TCONV_WALKS_DEPTH
     if (!paired) {
       const int position = at.tile * plan.tile_pixels + segment * plan.segment_pixels + block * kPixels;
@@ -128,7 +133,11 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
                      : "memory");
       __syncwarp();
       if (paired) {
+#ifdef TCONV_KEEPS_MASK
+        store_masked_rows(args, to, first, read_at, rounds, channels_at_once, plane);
+#else
         store_rows(to, first, read_at, rounds, channels_at_once, plane);
+#endif
       } else {
         Storage* at_row = to;
 #pragma unroll

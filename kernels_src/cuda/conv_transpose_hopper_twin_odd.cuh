@@ -3,6 +3,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_KEEPS_MASK
+#include "conv_transpose_hopper_mask.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -51,7 +54,11 @@ __device__ __forceinline__ void store_odd_twins(const HopperArgs<Storage>& args,
         float value;
         asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(read_at + c * kStorePitch * 4 + k * kNext));
         const bool real = half * kStoreChannels + c + (lane + 32 * k) / kColumns < channels_left;
+#ifdef TCONV_KEEPS_MASK
+        if (wanted[k] && real) store_masked(args, to[k], value);
+#else
         if (wanted[k] && real) *to[k] = static_cast<Storage>(value);
+#endif
         to[k] += kChannels * args.out_stride_c;
       }
     }

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_KEEPS_MASK
+#include "conv_transpose_hopper_mask.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -23,6 +26,24 @@ __device__ __forceinline__ void store_quad(Storage* at, bool whole, bool second,
   }
 }
 
+#ifdef TCONV_KEEPS_MASK
+// The same of what the chain is given, with the mask beside it.
+template <typename Storage>
+__device__ __forceinline__ void store_masked_quad(const HopperArgs<Storage>& args, Storage* at, bool whole, bool second,
+                                                  float a, float b, float c, float d) {
+  store_quad(at, whole, second, chain_of(args, a), chain_of(args, b), chain_of(args, c), chain_of(args, d));
+  if (args.mask == nullptr) return;
+  uint8_t* const to = args.mask + (at - args.out);
+  const unsigned low = mask_of_pair<Storage>(make_float2(a, b)), high = mask_of_pair<Storage>(make_float2(c, d));
+  if (whole) {
+    *reinterpret_cast<uint32_t*>(to) = low | high << 16;
+    return;
+  }
+  *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(low);
+  if (second) *reinterpret_cast<uint16_t*>(to + 2) = static_cast<uint16_t>(high);
+}
+
+#endif
 // Where a lane's outputs of its next fragment go. Fragments are 8 pixels of the line apart, at most the pitch.
 template <int N, typename Storage>
 struct QuadCursor {
@@ -104,8 +125,13 @@ __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args
 #pragma unroll
   for (int j0 = 0; j0 < N / 8; j0 += kFragments) {
     const int j1 = min(j0 + kFragments, N / 8);
+#ifdef TCONV_KEEPS_MASK
+    scale_fragments<N>(channels, even, j0, j1);
+    scale_fragments<N>(channels, odd, j0, j1);
+#else
     finish_fragments<N>(args, channels, at.group, even, j0, j1);
     finish_fragments<N>(args, channels, at.group, odd, j0, j1);
+#endif
 #pragma unroll
     for (int j = j0; j < j1; ++j) {
 #ifdef TCONV_JOINS_QUADS
@@ -123,9 +149,15 @@ __device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args
       if (cursor.exists()) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
+#ifdef TCONV_KEEPS_MASK
+          store_masked_quad(args, cursor.to + half * (kStoreChannels * plane), whole, cursor.col + 1 < extent.cols,
+                            even[4 * j + 2 * half], odd[4 * j + 2 * half], even[4 * j + 2 * half + 1],
+                            odd[4 * j + 2 * half + 1]);
+#else
           store_quad(cursor.to + half * (kStoreChannels * plane), whole, cursor.col + 1 < extent.cols,
                      even[4 * j + 2 * half], odd[4 * j + 2 * half], even[4 * j + 2 * half + 1],
                      odd[4 * j + 2 * half + 1]);
+#endif
       }
 #endif
       cursor.next();

@@ -40,6 +40,16 @@ KernelPlan depth_plan(const ConvCall& call) {
   return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
 }
 
+#ifdef TCONV_KEEPS_MASK
+// Does the kernel of a call leave a mask beside its outputs?
+template <Outputs kOutputs>
+bool keeps_mask(const ConvCall& call) {
+  if (!call.depth.walks()) return false;
+  const KernelPlan plan = choose_kernel<kOutputs>(call);
+  return plan.status == kOk && (plan.kernel == kPlain || (plan.kernel == kHopper && plan.hopper.twin != 0));
+}
+
+#endif
 // What computes the outputs again where the Hopper kernel raised its guard.
 inline int64_t launch_behind_slices(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
                                     void* workspace) {

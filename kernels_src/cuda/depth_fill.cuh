@@ -9,6 +9,9 @@
 #include "device_limits.h"
 #include "fast_divisor.h"
 #include "fill_run.cuh"
+#ifdef TCONV_KEEPS_MASK
+#include "output_mask.cuh"
+#endif
 #include "storage.cuh"
 
 namespace tconv {
@@ -24,6 +27,9 @@ template <typename Storage>
 struct DepthFillArgs {
   Storage* out;
   EpilogueArgs<Storage> epilogue;
+#ifdef TCONV_KEEPS_MASK
+  uint8_t* mask;  // as out, or null
+#endif
   int64_t out_stride_n, out_stride_c, out_stride_d;
   int64_t plane, slices, out_channels, outputs_per_block, blocks_per_plane, num_blocks;
   FastDivisor64 by_blocks_per_plane, by_out_channels, by_slices;
@@ -41,6 +47,12 @@ __global__ void __launch_bounds__(DepthFillConfig::kThreads)
     Storage* const to = args.out + volume * args.out_stride_n + oc * args.out_stride_c + slice * args.out_stride_d;
     const int64_t first = part * args.outputs_per_block;
     fill_run(to + first, min(args.outputs_per_block, args.plane - first), value, threadIdx.x, Config::kThreads);
+#ifdef TCONV_KEEPS_MASK
+    if (args.mask == nullptr) continue;
+    const uint8_t holds = condition_holds<Storage>(channel_bias<float>(args.epilogue, oc));
+    fill_run(args.mask + (to - args.out) + first, min(args.outputs_per_block, args.plane - first), holds, threadIdx.x,
+             Config::kThreads);
+#endif
   }
 }
 
@@ -53,6 +65,9 @@ int64_t launch_depth_fill_typed(const ConvCall& call, void* out) {
   DepthFillArgs<Storage> args{};
   args.out = static_cast<Storage*>(out);
   args.epilogue = make_epilogue_args<Storage>(call);
+#ifdef TCONV_KEEPS_MASK
+  args.mask = call.mask.to;
+#endif
   args.out_stride_n = call.depth.out_stride_n;
   args.out_stride_c = call.depth.out_stride_c;
   args.out_stride_d = call.depth.out_stride_d;

@@ -10,6 +10,9 @@
 #include "depth_fill.cuh"
 #include "device_limits.h"
 #include "fast_divisor.h"
+#ifdef TCONV_KEEPS_MASK
+#include "output_mask.cuh"
+#endif
 #include "storage.cuh"
 
 namespace tconv {
@@ -32,6 +35,9 @@ struct DepthPlainArgs {
 #ifdef TCONV_JOINS_QUADS
   Storage* joined_out;  // null, or the chain's operand is read here, whose results begin there,
   const Storage* from;  // and what they are made of here
+#endif
+#ifdef TCONV_KEEPS_MASK
+  uint8_t* mask;  // as out, or null
 #endif
   const int* guard;  // null: always; else only where it is raised
   int64_t tap_channels, oc_per_group, blocks_per_plane, num_blocks;
@@ -89,6 +95,10 @@ __global__ void __launch_bounds__(DepthPlainConfig::kPixels, DepthPlainConfig::k
                         slice * args.depth.out_stride_d + residue * p.out_h * p.out_w;
     const Storage stored = to_storage<Storage>(apply_epilogue<float, Storage>(sum, args.epilogue, oc));
     to[pixel] = stored;
+#ifdef TCONV_KEEPS_MASK
+    if (args.mask != nullptr)
+      args.mask[to - args.out + pixel] = condition_holds<Storage>(sum + channel_bias<float>(args.epilogue, oc));
+#endif
 #ifdef TCONV_JOINS_QUADS
     if (args.joined_out != nullptr) {
       const int64_t at = to - args.from + pixel;
@@ -115,6 +125,9 @@ int64_t launch_depth_plain_typed(const ConvCall& call, void* out, const int* gua
 #ifdef TCONV_JOINS_QUADS
   args.joined_out = call.joined.at_once ? static_cast<Storage*>(call.joined.out) : nullptr;
   args.from = static_cast<const Storage*>(call.joined.from);
+#endif
+#ifdef TCONV_KEEPS_MASK
+  args.mask = call.mask.to;
 #endif
   args.tap_channels = call.depth.taps > 0 ? p.in_channels / p.groups / call.depth.taps : 0;
   args.blocks_per_plane = (p.out_h * p.out_w + DepthPlainConfig::kPixels - 1) / DepthPlainConfig::kPixels;

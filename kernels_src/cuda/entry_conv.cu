@@ -30,6 +30,9 @@ TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call)
   if (call->conv.joined.can != nullptr)
     *call->conv.joined.can = tconv::cuda::joins_quads<tconv::cuda::kOutputs>(call->conv);
 #endif
+#ifdef TCONV_KEEPS_MASK
+  if (call->conv.mask.can != nullptr) *call->conv.mask.can = tconv::cuda::keeps_mask<tconv::cuda::kOutputs>(call->conv);
+#endif
 #ifdef TCONV_REDUCES_CHANNELS
   if (call->extremum != tconv::kNoExtremum) return tconv::cuda::extremum_workspace_bytes(call->conv);
 #endif

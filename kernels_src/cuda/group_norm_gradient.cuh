@@ -48,7 +48,11 @@ class GroupNormGradient {
 
   GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
       : call_(call) {
+#ifdef TCONV_READS_MASK
+    args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<decltype(args.value)>(call.value);
+#else
     args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
+#endif
     args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
     args.inner = inner;
     args.channels = call.channels, args.plane = call.height * call.width, args.num_groups = call.num_groups;

@@ -61,7 +61,12 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 #else
     Acc sums[kSums] = {};
 #endif
+#ifdef TCONV_READS_MASK
+    using Value = typename Args::Value;
+    const auto gradient = [&](Value value, Storage grad) {
+#else
     const auto gradient = [&](Storage value, Storage grad) {
+#endif
       const Acc v = static_cast<Acc>(value);
       const auto outer = [&](Acc inner_value) {
 #ifdef TCONV_NORM_TAILS
@@ -82,7 +87,11 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 #endif
       return to_storage<Storage>(result);
     };
+#ifdef TCONV_READS_MASK
+    const Value* const value = args.value + part.begin;
+#else
     const Storage* const value = args.value + part.begin;
+#endif
     const Storage* const grad = args.grad + part.begin;
     const bool vectors = sizeof(Storage) < 8 && args.vectors;
     const VectorSpan span(part, vectors);
@@ -90,16 +99,27 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       if (vectors && span.has(first, kLanes * kChunk)) {
         StorageVector<Storage> v[kVectors], g[kVectors];
+#ifdef TCONV_READS_MASK
+        StorageVector<Value> of[kVectors];
+#endif
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
+#ifdef TCONV_READS_MASK
+          of[i] = *reinterpret_cast<const StorageVector<Value>*>(value + at);
+#else
           v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+#endif
           g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
+#ifdef TCONV_READS_MASK
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(of[i].values[k], g[i].values[k]);
+#else
           for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+#endif
           to.store(first + (i * kLanes + lane) * Config::kVector, v[i]);
         }
       } else {

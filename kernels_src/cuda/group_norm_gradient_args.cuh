@@ -67,6 +67,11 @@ struct ChainInner {
   static constexpr int kSteps = Chain<kChain>::kSteps;
 #endif
   using Acc = typename StorageTraits<StorageType>::Acc;
+#ifdef TCONV_READS_MASK
+  // What the gradient reads: values, or of a mask the answers.
+  static constexpr bool kReadsMask = Chain<kChain>::kReadsMask;
+  using Value = std::conditional_t<kReadsMask, uint8_t, StorageType>;
+#endif
   const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
 #ifdef TCONV_CHAINS_READ_TENSORS
   StorageType* grad_tensors[kMaxChannelVectors];  // or null
@@ -119,7 +124,12 @@ struct GroupNormGradientArgs {
   using Storage = StorageType;
   using Acc = typename StorageTraits<Storage>::Acc;
   const Storage* grad;
+#ifdef TCONV_READS_MASK
+  using Value = typename Inner::Value;
+  const Value* value;
+#else
   const Storage* value;
+#endif
   const Storage* weight;  // or null
   Storage* grad_value;
   Inner inner;
