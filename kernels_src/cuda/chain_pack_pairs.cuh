@@ -23,6 +23,16 @@ struct ChainPairsConfig {
     return steps >= 3 && steps <= 4 && operands == 0 && value_bytes > 2 ? 3 : 2;
   }
 
+#ifdef TCONV_READS_MASK
+  // Of a mask and gradients fewer bytes are under way than of values, and more blocks have as many.
+  template <typename Args>
+  static constexpr int blocks_of() {
+    constexpr size_t kBytes = sizeof(typename Args::Storage);
+    if (Args::Inner::kReadsMask && kBytes > 2) return 3;
+    return min_blocks(Args::Inner::kSteps, Args::Inner::kSums, kBytes);
+  }
+
+#endif
   TCONV_HD static int64_t smem_bytes(int64_t image_bytes, int beyond) {
     const int64_t ends = int64_t{ChainPackConfig::kRows} * beyond * WeightGradientConfig::kPixelBytes;
     return kPlanes * (ChainPackConfig::kImages * (image_bytes + kSkewBytes) + ends + kSkewBytes);
@@ -36,9 +46,13 @@ inline bool packs_class_pairs(const PackArgs<Storage>& planes) {
 }
 
 template <typename Args>
+#ifdef TCONV_READS_MASK
+__global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPairsConfig::blocks_of<Args>())
+#else
 __global__ void __launch_bounds__(ChainPackConfig::kThreads,
                                   ChainPairsConfig::min_blocks(Args::Inner::kSteps, Args::Inner::kSums,
                                                                sizeof(typename Args::Storage)))
+#endif
     pack_chain_pairs_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // what it packs for runs nowhere else
   using Config = ChainPackConfig;

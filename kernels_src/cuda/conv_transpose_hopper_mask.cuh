@@ -28,12 +28,6 @@ __device__ __forceinline__ float chain_of(const HopperArgs<Storage>& args, float
   return Epilogue::apply<float, Storage>(value, args.epilogue, 0);
 }
 
-template <typename Storage>
-__device__ __forceinline__ void store_masked(const HopperArgs<Storage>& args, Storage* to, float value) {
-  *to = to_storage<Storage>(chain_of(args, value));
-  if (args.mask != nullptr) args.mask[to - args.out] = condition_holds<Storage>(value);
-}
-
 // Bytes of neighbours, the first in the lowest bits.
 template <typename Storage>
 __device__ __forceinline__ unsigned mask_of_pair(float2 pair) {

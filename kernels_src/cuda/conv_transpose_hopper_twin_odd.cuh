@@ -34,6 +34,11 @@ __device__ __forceinline__ void store_odd_twins(const HopperArgs<Storage>& args,
     to[k] = tile_out + args.out_offset(at.sample + image) + place / kColumns * args.out_stride_c +
             static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col + column % 2;
   }
+#ifdef TCONV_KEEPS_MASK
+  int64_t at_output[kAtOnce];  // in place of two addresses
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) at_output[k] = to[k] - args.out;
+#endif
   const uint32_t read_at = buffer + (lane / kColumns * kStorePitch + lane % kColumns) * 4;
   constexpr uint32_t kNext = (32 / kColumns * kStorePitch + 32 % kColumns) * 4;  // the second store's, behind
 #pragma unroll
@@ -55,11 +60,15 @@ __device__ __forceinline__ void store_odd_twins(const HopperArgs<Storage>& args,
         asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(read_at + c * kStorePitch * 4 + k * kNext));
         const bool real = half * kStoreChannels + c + (lane + 32 * k) / kColumns < channels_left;
 #ifdef TCONV_KEEPS_MASK
-        if (wanted[k] && real) store_masked(args, to[k], value);
+        if (wanted[k] && real) {
+          args.out[at_output[k]] = to_storage<Storage>(chain_of(args, value));
+          if (args.mask != nullptr) args.mask[at_output[k]] = condition_holds<Storage>(value);
+        }
+        at_output[k] += kChannels * args.out_stride_c;
 #else
         if (wanted[k] && real) *to[k] = static_cast<Storage>(value);
-#endif
         to[k] += kChannels * args.out_stride_c;
+#endif
       }
     }
   }
