@@ -30,6 +30,7 @@ JOINED = "joined_upsampling"
 FEW_CHANNELS = "few_channels"
 EXTREMA = "channel_extrema"
 FULL_BLOCKS = "full_blocks"
+CLAMPED = "clamped_volumes"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -55,7 +56,8 @@ VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three
 CHAINED_GRADIENTS = Path("chained_gradients")
 # Without those, with a spare workspace for one image: the batch goes by in several slices.
 SLICED_GRADIENTS = Path("sliced_gradients")
-# VOLUME_GRADIENTS with the chains of NORM_GRADIENTS, packed a few small volumes at a time.
+# VOLUME_GRADIENTS with the chains of NORM_GRADIENTS, and some that read a mask, packed a few small
+# volumes at a time.
 VOLUME_CHAIN_GRADIENTS = Path("volume_chain_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 VOLUME_NORM_GRADIENTS = Path("volume_norm_gradients")  # NORM_GRADIENTS with three dimensions
@@ -100,7 +102,7 @@ EMULATED_GRADIENTS = {
 OPTIMISED = dict.fromkeys(
     (
         *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS, EXTREMA),
-        FULL_BLOCKS,
+        *(FULL_BLOCKS, CLAMPED),
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
         *(MANY_CHANNELS_GRADIENTS, VOLUME_CHAIN_GRADIENTS, VOLUME_NORM_GRADIENTS),
     ),
@@ -152,8 +154,9 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(volumes=True, few_channels=_few_channels(), **forms)
     if path == VOLUME_CHAIN_GRADIENTS:
         forms = {"short": True, "skipped": True, "ahead": True}
-        chains = chains_header(counted=True)
-        return _in_small_goes(gradient_cuda_source(volumes=True, chains=chains, **forms))
+        chains = chains_header(counted=True, masked=True)
+        source = gradient_cuda_source(volumes=True, chains=chains, masked=True, **forms)
+        return _in_small_goes(source)
     return _of_solution(path)
 
 
@@ -251,7 +254,7 @@ class BuildsAhead:
         if emulator.cuda_headers():
             alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
             alone |= {"emulated_residual": RESIDUAL, "emulated_few_channels": FEW_CHANNELS}
-            alone |= {"emulated_joined": JOINED}
+            alone |= {"emulated_joined": JOINED, "emulated_clamped": CLAMPED}
             alone |= {"emulated_extrema": EXTREMA, "emulated_turns": FULL_BLOCKS}
             alone = [name for fixture, name in alone.items() if fixture in asked]
             for name in (*emulated, *alone):

@@ -13,6 +13,7 @@ import torch
 from tests.builds_ahead import (
     BATCH_NORM,
     CHAINED_GRADIENTS,
+    CLAMPED,
     EMULATED,
     EXTREMA,
     FEW_CHANNELS,
@@ -219,7 +220,7 @@ def emulated_volume_gradients(builds_ahead):
 def emulated_volume_chain_gradients(builds_ahead):
     """The same with gradients through chains, likewise."""
     built = builds_ahead.gradients[VOLUME_CHAIN_GRADIENTS].result()
-    return emulator.EmulatedGradients(built, volumes=True, chained=True)
+    return emulator.EmulatedGradients(built, volumes=True, chained=True, masked=True)
 
 
 @pytest.fixture(scope="session")
@@ -254,6 +255,12 @@ def emulated_residual(shelf, builds_ahead):
 def emulated_joined(shelf, builds_ahead):
     """One whose chain reads one such tensor, behind strides of two, likewise."""
     return emulator.Emulated(shelf.text(JOINED), builds_ahead.emulated[JOINED].result())
+
+
+@pytest.fixture(scope="session")
+def emulated_clamped(shelf, builds_ahead):
+    """One of volumes that leaves a mask for backward, likewise."""
+    return emulator.Emulated(shelf.text(CLAMPED), builds_ahead.emulated[CLAMPED].result())
 
 
 @pytest.fixture(scope="session")

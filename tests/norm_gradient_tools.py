@@ -3,6 +3,7 @@
 import torch
 
 from generator import ops
+from generator.masks import of_mask
 from generator.ops.record import ChannelVector, Earlier, Number, WholeTensor
 from generator.step_table import Step, branches, gradient_header
 
@@ -84,10 +85,19 @@ TENSOR_CHAINS: list[tuple[list[Step], str, object]] = [
 ]
 
 
-def chains_header(counted: bool = False, tensors: bool = False) -> str:
-    """The text of generated_gradient.h with CHAINS, and TENSOR_CHAINS."""
+# Behind CHAINS, where a library has them: of a mask, and what they multiply a gradient by where the
+# condition holds and where it does not.
+MASKED_CHAINS: list[tuple[list[Step], tuple[float, float]]] = [
+    (of_mask([_RECORDS["clamp"].make(-1.0), _RECORDS["div"].step(Number(2.0), False)]), (0.5, 0.0)),
+    (of_mask([_RECORDS["leaky_relu"].make(0.25)]), (1.0, 0.25)),
+]
+
+
+def chains_header(counted: bool = False, tensors: bool = False, masked: bool = False) -> str:
+    """The text of generated_gradient.h with CHAINS, and TENSOR_CHAINS or MASKED_CHAINS."""
     more = [steps for steps, _, _ in TENSOR_CHAINS] if tensors else []
-    return gradient_header([*(steps for steps, _ in CHAINS), *more], counted, tensors)
+    more += [steps for steps, _ in MASKED_CHAINS] if masked else []
+    return gradient_header([*(steps for steps, _ in CHAINS), *more], counted, tensors, masked)
 
 
 # batch, channels, groups, image; of a warp's planes and of a block's, of one part and of several,

@@ -121,6 +121,7 @@ def _link(
     contents = {"volumes": volumes or "run_depth" in operator}
     contents["chained"] = "struct ChainInputs" in operator or "DepthChainInputs" in operator
     contents |= {"tensors": "kTensorOperands" in operator, "reduced": "run_extremum" in operator}
+    contents |= {"keeps_mask": "wants_mask" in operator, "reads_mask": "reads_mask" in operator}
     contents |= {"chain_tensors": "struct TensorGradients" in operator}
     tails = {"generated_tail.h": _EVERY_TAIL if "kCentredBatchNorm" in operator else ""}
     header = resolve(KERNELS / call, tails, **contents)
@@ -193,7 +194,7 @@ class EmulatedGradients(EmulatedLibrary):
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
-    named: tells another library's name from the fixture's.
+    named: tells another library's name from the fixture's. masked: with chains that read a mask.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class EmulatedGradients(EmulatedLibrary):
         sliced: bool = False,
         tensors: bool = False,
         named: str = "",
+        masked: bool = False,
     ):
         form = named + "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
         form += "sliced_" * sliced + "tensors_" * tensors
@@ -213,7 +215,7 @@ class EmulatedGradients(EmulatedLibrary):
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
         tails = _EVERY_TAIL if entry.startswith("tail") else ""
-        operator = gradient_operator(entry, volumes, chained, tensors, tails)
+        operator = gradient_operator(entry, volumes, chained, tensors, tails, masked)
         path = _link(kernels, operator, flags, header, volumes)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
