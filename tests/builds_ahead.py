@@ -17,7 +17,7 @@ from generator.runtime.build import _CUDA_FLAGS, _parts
 from generator.sources import KERNELS, ROOT, gradient_cuda_source, resolve
 from generator.step_table import epilogue_header, gradient_header
 from tests.cuda_emulator import emulator
-from tests.norm_gradient_tools import chains_header
+from tests.norm_gradient_tools import MASKED_CHAINS, chains_header
 from tests.pool_gradient_tools import activations_header
 from tests.solution_tools import REFERENCES, SolutionShelf, generated
 from tests.tail_tools import long_tails_header, tails_header
@@ -48,7 +48,7 @@ LONG_TAILS, LONG_TAIL_GRADIENTS = Path("long_tails"), Path("long_tail_gradients"
 # For nvcc, with all kernels of GRADIENTS and MANY_CHANNELS_GRADIENTS, of VOLUME_GRADIENTS but what
 # FEW_CHANNELS_ALONE has, and the chains of references that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
-LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")
+LONG_VOLUME_CHAINS = Path("long_volume_chain_gradients")  # and with chains that read a mask
 _STORAGES = "float", "__half", "__nv_bfloat16"
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
@@ -64,14 +64,15 @@ VOLUME_NORM_GRADIENTS = Path("volume_norm_gradients")  # NORM_GRADIENTS with thr
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
 FEW_CHANNELS_ALONE = Path("few_channels_alone")  # the kernel of FEW_CHANNELS without the others
-# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own, and of
-# FULL_BLOCKS those of more, which are in turns, too; and what stands behind those of EXTREMA.
+# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own, of CLAMPED more,
+# too, and of FULL_BLOCKS those, which are in turns; and what stands behind EXTREMA's.
 HOPPER_PARTS = {
     Path(f"{name}_{part}"): (name, part)
     for name, parts in {
         EXTREMA: ("fp32_1", "fp16_0"),
         JOINED: ("fp32_1", "fp16_0"),
         FULL_BLOCKS: ("fp32_0", "fp16_0", "bf16_0"),
+        CLAMPED: ("fp32_0", "fp32_1", "fp16_0"),
     }.items()
     for part in parts
 }
@@ -128,9 +129,10 @@ def cuda_source_of(path: Path) -> str:
     if path == EXTREMA_BEHIND:
         return _extrema_behind()
     if path in (CHAIN_GRADIENTS, LONG_VOLUME_CHAINS):
+        volumes = path == LONG_VOLUME_CHAINS
         forms = {"short": True, "skipped": True, "ahead": True, "several": True}
-        forms["volumes" if path == LONG_VOLUME_CHAINS else "split"] = True
-        return gradient_cuda_source(chains=_long_chains(), **forms)
+        forms |= {"volumes": True, "masked": True} if volumes else {"split": True}
+        return gradient_cuda_source(chains=_long_chains(masked=volumes), **forms)
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))
@@ -212,10 +214,11 @@ def _extrema_behind() -> str:
     )
 
 
-def _long_chains() -> str:
-    """The text of generated_gradient.h."""
-    fused = [one for name in _LONG_CHAINS for one in _all_fused(name)]
-    return gradient_header([one.steps for one in fused], counted=True)
+def _long_chains(masked: bool = False) -> str:
+    """The text of generated_gradient.h; masked: with those that read a mask."""
+    chains = [one.steps for name in _LONG_CHAINS for one in _all_fused(name)]
+    chains += [steps for steps, _ in MASKED_CHAINS] if masked else []
+    return gradient_header(chains, counted=True, masked=masked)
 
 
 def _all_fused(name: str) -> list[Fused]:
