@@ -64,8 +64,8 @@ VOLUME_NORM_GRADIENTS = Path("volume_norm_gradients")  # NORM_GRADIENTS with thr
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
 FEW_CHANNELS_ALONE = Path("few_channels_alone")  # the kernel of FEW_CHANNELS without the others
-# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own, of CLAMPED more,
-# too, and of FULL_BLOCKS those, which are in turns; and what stands behind EXTREMA's.
+# Of these the Hopper kernels of at most 128 columns, whose epilogues are their own, of CLAMPED
+# more, too, and of FULL_BLOCKS those, in turns, too; and what stands behind EXTREMA's.
 HOPPER_PARTS = {
     Path(f"{name}_{part}"): (name, part)
     for name, parts in {

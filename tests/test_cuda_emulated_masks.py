@@ -91,7 +91,7 @@ def check(emulated, case: Layer, operands: list) -> bool:
     if mask is None:
         return False
     assert mask.dtype == torch.uint8
-    assert torch.equal(mask, (value >= BOUND).to(torch.uint8)), case
+    assert torch.equal(mask, (value.to(out.dtype) >= BOUND).to(torch.uint8)), case
     return True
 
 
@@ -141,6 +141,16 @@ def test_bias_alone(emulated, bias):
         operands = [torch.zeros_like(x), weight, torch.full((case.out_channels,), bias)]
         kept += check(emulated, case, operands)
     assert kept >= 3
+
+
+def test_the_bound_is_met_by_what_would_be_stored(emulated):
+    """In 16 bits, as PyTorch asks it of a stored value: a quarter of the last bit below it."""
+    case = dataclasses.replace(clamped_layer(2), bias=True)
+    x, weight, bias = map(torch.zeros_like, integers(case, torch.float16))
+    x[:, 0], weight[0], bias[:] = 2.0**-6, -(2.0**-6), BOUND
+    assert check(emulated, case, [x, weight, bias])
+    value = case.reference(x.double(), weight.double(), bias.double())
+    assert bool(((value < BOUND) & (value.half() >= BOUND)).any())
 
 
 @pytest.mark.parametrize("change", [{"stride": (2, 2, 1)}, {"channels": 4}])
