@@ -70,7 +70,8 @@ class _Collected:
         self._own_gradients = kernels.own_gradients
         self._norm_gradients = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
         self._others = {"chained_": kernels.chained, "tensors_": kernels.whole}
-        self._others |= {"packed_": kernels.packs_volumes, "masked_": kernels.masked}
+        self._others["packed_"] = kernels.packs_volumes
+        self._masked = kernels.masked
         self.shared: list[Statement] = []
         self.of_entry: dict[str, list[Statement]] = {}
         self._seen: set[str] = set()
@@ -98,17 +99,17 @@ class _Collected:
             if wanted and (RUNTIME / f"{prefix}{module}.py").exists():
                 self._replace(place, f"{prefix}{module}")
                 break
+        if self._masked and (RUNTIME / f"masked_{module}.py").exists():  # beside what packs chains
+            self._replace(place, f"masked_{module}")
 
     def _replace(self, place: list[Statement], module: str) -> None:
         """What `module` defines in the place of what has its names; functions ahead of what calls
         them at once.
         """
-        before = {id(statement) for statement in place}
+        before = len(place)
         self.collect(module, place)
-        own = [s for s in place if id(s) not in before]
-        names = {name for statement in own for name in statement.defines}
-        kept = [s for s in place if id(s) in before and (s.is_import or not s.defines & names)]
-        place[:] = kept + own
+        names = {name for statement in place[before:] for name in statement.defines}
+        place[:before] = [s for s in place[:before] if s.is_import or not s.defines & names]
         place.sort(key=lambda statement: isinstance(statement.node, ast.Assign))
 
 
