@@ -46,7 +46,11 @@ template <Outputs kOutputs>
 bool keeps_mask(const ConvCall& call) {
   if (!call.depth.walks()) return false;
   const KernelPlan plan = choose_kernel<kOutputs>(call);
-  return plan.status == kOk && (plan.kernel == kPlain || (plan.kernel == kHopper && plan.hopper.twin != 0));
+  if (plan.status != kOk) return false;
+#ifdef TCONV_GATHERS_PIXELS
+  if (plan.hopper.gathered_n > 0) return false;
+#endif
+  return plan.kernel == kPlain || (plan.kernel == kHopper && plan.hopper.twin != 0);
 }
 
 #endif
