@@ -207,8 +207,7 @@ def cuda_source(
     a sample; `reduced`: with minima and maxima over channels; `turns`: with the Hopper kernel in
     turns. All serve the entry "conv" alone.
     `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape;
-    `short`: with short passes; `few_channels`: the text of generated_few_channels.h; `masked`: with
-    a mask.
+    `short`: with short passes; `few_channels`: generated_few_channels.h's text; `masked`: a mask's.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined, split, sampled)
