@@ -38,8 +38,7 @@ __device__ __forceinline__ unsigned mask_of_pair(float2 pair) {
 template <typename Storage>
 __device__ __forceinline__ void store_masked_pair(const HopperArgs<Storage>& args, Storage* to, float2 pair) {
   store_pair(to, make_float2(chain_of(args, pair.x), chain_of(args, pair.y)));
-  if (args.mask != nullptr)
-    *reinterpret_cast<uint16_t*>(args.mask + (to - args.out)) = static_cast<uint16_t>(mask_of_pair<Storage>(pair));
+  *reinterpret_cast<uint16_t*>(args.mask + (to - args.out)) = static_cast<uint16_t>(mask_of_pair<Storage>(pair));
 }
 
 // As store_rows.

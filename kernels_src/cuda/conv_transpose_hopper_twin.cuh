@@ -88,8 +88,14 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     const int lane_channel = lane / pixels, lane_pixel = lane % pixels;
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
 #ifdef TCONV_KEEPS_MASK
-    scale_fragments<N>(channels, even, j0, j1);
-    scale_fragments<N>(channels, odd, j0, j1);
+    // Without a mask the chain is computed ahead of the buffer, as in other solutions.
+    if (args.mask != nullptr) {
+      scale_fragments<N>(channels, even, j0, j1);
+      scale_fragments<N>(channels, odd, j0, j1);
+    } else {
+      finish_fragments<N>(args, channels, at.group, even, j0, j1);
+      finish_fragments<N>(args, channels, at.group, odd, j0, j1);
+    }
 #else
     finish_fragments<N>(args, channels, at.group, even, j0, j1);
     finish_fragments<N>(args, channels, at.group, odd, j0, j1);
@@ -98,8 +104,18 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     if (!paired) {
       const int position = at.tile * plan.tile_pixels + segment * plan.segment_pixels + block * kPixels;
       const auto store = [&](auto pixels) {
+#ifdef TCONV_KEEPS_MASK
+        constexpr int kOfPixels = decltype(pixels)::value;
+        if (args.mask != nullptr)
+          store_odd_twins<kOfPixels, kOfPixels / 8, N, true>(args, at, extent, odd_cols, buffer, write_at, j0, position,
+                                                             tile_out, channels_left, even, odd);
+        else
+          store_odd_twins<kOfPixels, kOfPixels / 8, N, false>(args, at, extent, odd_cols, buffer, write_at, j0,
+                                                              position, tile_out, channels_left, even, odd);
+#else
         store_odd_twins<decltype(pixels)::value, decltype(pixels)::value / 8, N>(
             args, at, extent, odd_cols, buffer, write_at, j0, position, tile_out, channels_left, even, odd);
+#endif
       };
       if (pixels == kPixels)
         store(std::integral_constant<int, kPixels>{});
@@ -134,10 +150,11 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
       __syncwarp();
       if (paired) {
 #ifdef TCONV_KEEPS_MASK
-        store_masked_rows(args, to, first, read_at, rounds, channels_at_once, plane);
-#else
-        store_rows(to, first, read_at, rounds, channels_at_once, plane);
+        if (args.mask != nullptr)
+          store_masked_rows(args, to, first, read_at, rounds, channels_at_once, plane);
+        else
 #endif
+          store_rows(to, first, read_at, rounds, channels_at_once, plane);
       } else {
         Storage* at_row = to;
 #pragma unroll

@@ -13,7 +13,12 @@ namespace hopper {
 
 // A block of a warp's pixels, kPixels of them and twice the columns, in 16 channels: fragments j0 on, and from the
 // buffer to memory. first_position: of the line; tile_out: the warp's first channel in image 0.
+#ifdef TCONV_KEEPS_MASK
+// kMasked: they are what the chain is given, and a mask is left.
+template <int kPixels, int kFragments, int N, bool kMasked, typename Storage>
+#else
 template <int kPixels, int kFragments, int N, typename Storage>
+#endif
 __device__ __forceinline__ void store_odd_twins(const HopperArgs<Storage>& args, const TileCursor& at,
                                                 const LineExtent<stacks(N)>& extent, int odd_cols, uint32_t buffer,
                                                 uint32_t write_at, int j0, int first_position, Storage* tile_out,
@@ -60,15 +65,17 @@ __device__ __forceinline__ void store_odd_twins(const HopperArgs<Storage>& args,
         asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(read_at + c * kStorePitch * 4 + k * kNext));
         const bool real = half * kStoreChannels + c + (lane + 32 * k) / kColumns < channels_left;
 #ifdef TCONV_KEEPS_MASK
-        if (wanted[k] && real) {
-          args.out[at_output[k]] = to_storage<Storage>(chain_of(args, value));
-          if (args.mask != nullptr) args.mask[at_output[k]] = condition_holds<Storage>(value);
+        if constexpr (kMasked) {
+          if (wanted[k] && real) {
+            args.out[at_output[k]] = to_storage<Storage>(chain_of(args, value));
+            args.mask[at_output[k]] = condition_holds<Storage>(value);
+          }
+          at_output[k] += kChannels * args.out_stride_c;
+          continue;
         }
-        at_output[k] += kChannels * args.out_stride_c;
-#else
+#endif
         if (wanted[k] && real) *to[k] = static_cast<Storage>(value);
         to[k] += kChannels * args.out_stride_c;
-#endif
       }
     }
   }
