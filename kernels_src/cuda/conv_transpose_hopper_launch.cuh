@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "check.h"
 #include "conv_transpose.cuh"
 #include "conv_transpose_hopper.cuh"
 #include "conv_transpose_hopper_plan.h"

@@ -153,8 +153,10 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
         if (args.mask != nullptr)
           store_masked_rows(args, to, first, read_at, rounds, channels_at_once, plane);
         else
-#endif
           store_rows(to, first, read_at, rounds, channels_at_once, plane);
+#else
+        store_rows(to, first, read_at, rounds, channels_at_once, plane);
+#endif
       } else {
         Storage* at_row = to;
 #pragma unroll
