@@ -206,6 +206,20 @@ def has_short_passes(fused: Fused) -> bool:
     return not isinstance(last, int) or last == 2
 
 
+def has_odd_rows(fused: Fused) -> bool:
+    """Are columns two apart and outputs in a row of an odd number, whatever the input's width? Then
+    stores are of one column (kernels_src/cuda/conv_transpose_hopper_twin_odd.cuh). The number is
+    2 (width - 1 - padding) + dilation (kernel - 1) + output_padding + 1, nn.ConvTranspose3d's.
+    """
+    given = given_to(fused)
+    ends = [given[name] for name in ("stride", "dilation", "output_padding")]
+    stride, dilation, more = (end if isinstance(end, int) else list(end)[-1] for end in ends)
+    width = given["weight"].shape[-1]
+    if not all(isinstance(number, int) for number in (stride, dilation, more, width)):
+        return False
+    return stride == 2 and (dilation * (width - 1) + more) % 2 == 0
+
+
 def lacks_taps(fused: Fused) -> bool:
     """Have some outputs a tap of an axis that others lack, or is that not known, and output
     channels (of a group) whole blocks of 64? kernels_src/cuda/present_taps.h is for those.

@@ -56,6 +56,7 @@ def test_chains(kernels_of, chain):
 SOURCES = "CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE"
 OTHERS = {
     "columns side by side": ("stride=2", "stride=1"),
+    "rows of an even number": ("padding=1)", "padding=1, output_padding=1)"),
     "two dimensions": ("ConvTranspose3d", "ConvTranspose2d"),
     "channels that are packed otherwise": ("out_channels=64", "out_channels=60"),
 }
