@@ -28,7 +28,7 @@ class _Volumes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, kernels, other, chain, axes, groups, x, weight, bias, *vectors):
         steps, number = chain
-        if _keeps_mask(x, weight, axes, groups):
+        if ctx.needs_input_grad[5] and _keeps_mask(x, weight, axes, groups):
             result, mask = _run_masked(x, weight, bias, axes, groups)
         else:
             result, mask = _run_volumes(kernels, x, weight, bias, axes, groups, vectors), None
@@ -43,6 +43,7 @@ class _Volumes(torch.autograd.Function):
 
 
 def _keeps_mask(x, weight, axes, groups: int) -> bool:
+    """Of an input that wants a gradient; for others see _keeps_output in kept_output.py."""
     if x.device.type not in _GRADIENT_DEVICES:
         return False
     sizes = [
