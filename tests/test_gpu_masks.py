@@ -25,7 +25,8 @@ def test_a_step(shelf, kind):
             for parameter in model.parameters():
                 parameter.copy_(drawn(kind, parameter.shape))
         if kind == "on the bound":
-            x.zero_(), model.up.bias.fill_(-1.0)
+            x.zero_()
+            model.up.bias.fill_(-1.0)
         if kind == "beyond fp16":
             x *= 1e6
     new.load_state_dict(model.state_dict())
